@@ -1,0 +1,248 @@
+/* mlpo: the C API of the client library of mlpo-daemon.
+ *
+ * A trainer's process (a rank) connects to the daemon of its node, registers subgroups of parameters, and from then on
+ * submits gradients and updates through a ring in shared memory. docs: README.md, proto/FORMAT.md.
+ *
+ * Results. Functions return 0 or a negative code: a negated errno, or one of MLPO_E_* below. mlpo_strerror() names a
+ * code, mlpo_errno() maps it to an errno, mlpo_last_error() has the text of the calling thread's last failed call:
+ * what, where, and what to do.
+ *
+ * Threads. Every function may be called from any thread at any time, except that an object must not be used during or
+ * after the call that frees it. No function prints. After fork() every call of the child on the parent's objects fails
+ * with MLPO_E_FORKED and leaves the parent's session alone; freeing them there frees the child's memory only.
+ *
+ * Time. `timeout_ns` is relative; MLPO_FOREVER waits as long as the daemon lives. Waits notice the daemon's death
+ * within 2 s. A passed deadline is -ETIMEDOUT, and the request goes on.
+ *
+ * Structs that begin with struct_size: the caller stores sizeof of the struct there and zeroes the rest; fields beyond
+ * it take their defaults, so older callers go on working. Each has a *_INIT macro. */
+#ifndef MLPO_CLIENT_H_
+#define MLPO_CLIENT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define MLPO_API __attribute__((visibility("default")))
+#else
+#define MLPO_API
+#endif
+
+#define MLPO_CLIENT_VERSION_MAJOR 0
+#define MLPO_CLIENT_VERSION_MINOR 1
+
+/* ---- Codes (the same values as in proto/status.h) ---- */
+#define MLPO_ERR_EPOCH (-4097)       /* the epoch is not stored + 1 */
+#define MLPO_ERR_COVERAGE (-4098)    /* gradient pieces overlap, leave a gap, or skip part of a tensor */
+#define MLPO_ERR_NOT_FINITE (-4099)  /* update on a gradient that is not finite */
+#define MLPO_ERR_TORN (-4100)        /* partly updated: repeat the identical update, or write the state */
+#define MLPO_ERR_SLOT_BUSY (-4101)   /* an update of the subgroup is queued or running */
+#define MLPO_ERR_PROTOCOL (-4102)    /* the protocol was broken; the session has ended */
+#define MLPO_ERR_VERSION (-4103)     /* client and daemon have no common version */
+#define MLPO_ERR_QUOTA (-4104)       /* a quota or limit of the daemon */
+#define MLPO_ERR_IO (-4105)          /* storage failed */
+#define MLPO_ERR_FORKED (-4106)      /* used after fork() */
+#define MLPO_ERR_CLOSED (-4107)      /* used after mlpo_client_close() */
+#define MLPO_ERR_DAEMON_DIED (-4108) /* the daemon went away without a word */
+
+#define MLPO_FOREVER INT64_MAX
+
+MLPO_API const char* mlpo_strerror(int code);   /* static text, never NULL */
+MLPO_API int mlpo_errno(int code);              /* a positive errno; 0 for 0 */
+MLPO_API const char* mlpo_last_error(void);     /* of this thread; valid until its next failed call; never NULL */
+MLPO_API const char* mlpo_client_version(void); /* "0.1.0" */
+
+/* ---- Client ---- */
+typedef struct mlpo_client mlpo_client;
+
+struct mlpo_connect_options {
+  size_t struct_size;
+  const char* socket;    /* NULL: $MLPO_SOCKET, /run/mlpo/$UID/mlpo.sock, /run/mlpo/mlpo.sock,
+                            $XDG_RUNTIME_DIR/mlpo/mlpo.sock, the first that exists */
+  const char* job;       /* NULL: $MLPO_JOB, $TORCHELASTIC_RUN_ID unless "none", $SLURM_JOB_ID.$SLURM_STEP_ID,
+                            else -EINVAL; [A-Za-z0-9_][A-Za-z0-9._-]{0,127} */
+  int32_t rank;          /* -1: $RANK, else 0 */
+  int32_t world_size;    /* -1: $WORLD_SIZE, else 1 */
+  uint64_t arena_bytes;  /* 0: grows with registrations, else a fixed limit */
+  uint32_t ring_entries; /* 0: 1024; a power of two */
+  uint32_t reserved;
+  int64_t connect_timeout_ns; /* 0: 30 s; for the handshake; also how long to wait for the same rank's previous session
+                                 to end */
+};
+#define MLPO_CONNECT_OPTIONS_INIT \
+  { sizeof(struct mlpo_connect_options), NULL, NULL, -1, -1, 0, 0, 0, 0 }
+
+/* Connects and makes a session. Errors: -ENOENT/-ECONNREFUSED no daemon, -EADDRINUSE this rank has a live session,
+ * -EACCES, MLPO_ERR_VERSION, MLPO_ERR_QUOTA, -ETIMEDOUT. */
+MLPO_API int mlpo_connect(const struct mlpo_connect_options* options, mlpo_client** client);
+/* Ends the session in an orderly way and makes every later call fail with MLPO_ERR_CLOSED; requests that wait get it
+ * too. Views of slots stay mapped (reading stale memory, never a crash) until mlpo_client_free. Idempotent. */
+MLPO_API int mlpo_client_close(mlpo_client* client);
+/* Closes if need be, unmaps and frees. All of its subgroups and requests must have been freed. NULL is allowed. */
+MLPO_API void mlpo_client_free(mlpo_client* client);
+
+struct mlpo_client_info {
+  size_t struct_size;
+  uint64_t session;        /* number in the daemon's life */
+  uint64_t generation;     /* of this (job, rank) */
+  uint32_t block_elements; /* the daemon's block */
+  uint32_t rank;
+  uint32_t world_size;
+  uint32_t ring_entries;
+  uint64_t arena_bytes;  /* mapped so far */
+  uint64_t lost_wakeups; /* work found by a time-out rather than a wake-up: 0 unless there is a bug */
+  const char* socket;    /* valid as long as the client */
+  const char* job;       /* likewise */
+};
+MLPO_API int mlpo_client_info(mlpo_client* client, struct mlpo_client_info* info);
+/* 0 while the session lives, else why it ended (the text by mlpo_last_error). */
+MLPO_API int mlpo_client_alive(mlpo_client* client);
+
+/* ---- Subgroups ---- */
+typedef struct mlpo_subgroup mlpo_subgroup;
+
+#define MLPO_DTYPE_FLOAT32 1
+#define MLPO_DTYPE_FLOAT16 2
+#define MLPO_DTYPE_BFLOAT16 3
+
+struct mlpo_tensor_spec {
+  size_t struct_size;
+  const char* name;             /* at most 256 bytes */
+  uint64_t numel;               /* elements this rank holds */
+  uint32_t ndim;                /* 0 to 8; with 0 the tensor is one flat array of numel */
+  uint32_t flat;                /* 1: holds elements [flat_first, flat_first + numel) of the row-major global tensor */
+  const uint64_t* shape;        /* ndim entries; may be NULL with flat */
+  const uint64_t* global_shape; /* ndim entries; NULL: as shape */
+  const uint64_t* offsets;      /* ndim entries; NULL: zeros */
+  uint64_t flat_first;
+};
+
+struct mlpo_subgroup_options {
+  size_t struct_size;
+  const char* key;                        /* unique within the session; at most 256 bytes, any bytes */
+  uint64_t numel;                         /* of all tensors together; 0 is allowed */
+  int32_t dtype;                          /* of the parameters handed out: MLPO_DTYPE_* */
+  int32_t grad_dtype;                     /* 0: as dtype */
+  const struct mlpo_tensor_spec* tensors; /* NULL: one tensor named like the key */
+  uint32_t tensor_count;
+  uint32_t reserved;
+  const float* initial; /* numel master values; NULL: zeros */
+};
+#define MLPO_SUBGROUP_OPTIONS_INIT \
+  { sizeof(struct mlpo_subgroup_options), NULL, 0, MLPO_DTYPE_FLOAT32, 0, NULL, 0, 0, NULL }
+
+/* Registers a subgroup; blocks until the daemon has made its slot and, with `initial`, has the values.
+ * Errors: -EEXIST the key is taken, -EINVAL, MLPO_ERR_QUOTA (arena or storage; the text has the figures), -ETIMEDOUT.
+ */
+MLPO_API int mlpo_subgroup_register(mlpo_client* client, const struct mlpo_subgroup_options* options,
+                                    int64_t timeout_ns, mlpo_subgroup** subgroup);
+/* Frees the handle; the daemon keeps the subgroup until the session ends. NULL is allowed. */
+MLPO_API void mlpo_subgroup_free(mlpo_subgroup* subgroup);
+
+struct mlpo_subgroup_info {
+  size_t struct_size;
+  uint64_t numel;
+  int32_t dtype;
+  int32_t grad_dtype;
+  uint32_t tensor_count;
+  uint32_t epoch;       /* of the last completed update */
+  void* grad;           /* numel elements of grad_dtype; written by the client while the slot is open */
+  void* param;          /* numel elements of dtype; valid after an update until the next write of the gradient */
+  uint64_t* epoch_word; /* in the slot's header: the epoch, stored after the parameters; volatile */
+};
+MLPO_API int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info);
+
+/* ---- Requests ----
+ * A request is one or more submissions and ends exactly once. It may be freed before it ended: the work goes on. */
+typedef struct mlpo_request mlpo_request;
+
+struct mlpo_result {
+  size_t struct_size;
+  int status;                   /* 0 or a negative code */
+  int os_errno;                 /* of a storage failure, else 0 */
+  double sum_of_squares;        /* GRAD: of the raw gradient, of the whole window once window_complete */
+  int all_finite;               /* GRAD */
+  int window_complete;          /* GRAD: every element is covered and all GRADs of the window have ended */
+  uint64_t value;               /* UPDATE: the epoch */
+  uint32_t tensor, block, path; /* of a failure; UINT32_MAX if none */
+  uint64_t first, count;        /* of a failure: elements of the subgroup */
+  char text[256];               /* of a failure */
+};
+
+/* Waits. 0: ended with success; the request's own negative code: ended with that; -ETIMEDOUT: goes on. `result` may be
+ * NULL. The calling thread's mlpo_last_error() is set to the failure's text. */
+MLPO_API int mlpo_request_wait(mlpo_request* request, int64_t timeout_ns, struct mlpo_result* result);
+/* 1 if it has ended, 0 if not, negative on misuse. Never blocks. */
+MLPO_API int mlpo_request_done(mlpo_request* request);
+MLPO_API void mlpo_request_free(mlpo_request* request); /* NULL is allowed */
+
+/* Submissions below block only on a full ring, until timeout_ns, and return MLPO_ERR_SLOT_BUSY for a slot that the
+ * daemon has (an update submitted and not ended). */
+
+#define MLPO_GRAD_VALUE 1 /* bytes in the slot */
+#define MLPO_GRAD_ZERO 2  /* the gradient is 0; bytes are not read */
+#define MLPO_GRAD_SKIP 3  /* whole tensors: state and step untouched */
+struct mlpo_grad_piece {
+  uint64_t first; /* elements of the subgroup */
+  uint64_t count;
+  uint32_t kind; /* MLPO_GRAD_* */
+  uint32_t reserved;
+};
+/* Tells the daemon that pieces of the gradient are in the slot; NULL: all of it, VALUE. */
+MLPO_API int mlpo_submit_grad(mlpo_subgroup* subgroup, const struct mlpo_grad_piece* pieces, size_t count,
+                              int64_t timeout_ns, mlpo_request** request);
+
+#define MLPO_OPTIMIZER_ADAMW 1
+#define MLPO_OPTIMIZER_ADAM 2
+struct mlpo_update_options {
+  size_t struct_size;
+  double lr, beta1, beta2, eps, weight_decay;
+  double grad_scale; /* multiplies the gradient */
+  int32_t mode;      /* MLPO_OPTIMIZER_* */
+  int32_t no_bias_correction;
+  int32_t apply_nonfinite; /* 1: update although the gradient is not finite */
+  uint32_t priority;       /* lower goes first; 0: order of submission */
+};
+#define MLPO_UPDATE_OPTIONS_INIT \
+  { sizeof(struct mlpo_update_options), 1e-3, 0.9, 0.999, 1e-8, 0.01, 1.0, MLPO_OPTIMIZER_ADAMW, 0, 0, 0 }
+/* Applies one optimizer step to the subgroup. -EINVAL for hyper-parameters that are not finite or out of range. */
+MLPO_API int mlpo_submit_update(mlpo_subgroup* subgroup, const struct mlpo_update_options* options, int64_t timeout_ns,
+                                mlpo_request** request);
+
+/* Ends the open window of one subgroup, or of all of the session: gradients forgotten, nothing else changes.
+ * overflow = 1 counts one skipped step of the session. Blocks until done. */
+MLPO_API int mlpo_subgroup_discard(mlpo_subgroup* subgroup, int overflow, int64_t timeout_ns);
+MLPO_API int mlpo_client_discard(mlpo_client* client, int overflow, int64_t timeout_ns);
+
+/* A round trip through the ring. */
+MLPO_API int mlpo_submit_nop(mlpo_client* client, int64_t timeout_ns, mlpo_request** request);
+
+/* Reads or writes state of elements [first, first + count): arrays of count floats; NULL leaves a part out. They stream
+ * through a staging area and block until done. A write makes a torn subgroup whole once every element was written
+ * since. */
+MLPO_API int mlpo_read_state(mlpo_subgroup* subgroup, uint64_t first, uint64_t count, float* master, float* exp_avg,
+                             float* exp_avg_sq, int64_t timeout_ns);
+MLPO_API int mlpo_write_state(mlpo_subgroup* subgroup, uint64_t first, uint64_t count, const float* master,
+                              const float* exp_avg, const float* exp_avg_sq, int64_t timeout_ns);
+/* Step counts of tensors [first, first + count). */
+MLPO_API int mlpo_read_steps(mlpo_subgroup* subgroup, uint32_t first, uint32_t count, int64_t* steps,
+                             int64_t timeout_ns);
+MLPO_API int mlpo_write_steps(mlpo_subgroup* subgroup, uint32_t first, uint32_t count, const int64_t* steps,
+                              int64_t timeout_ns);
+
+/* ---- Control socket ----
+ * Sends one JSON-RPC 2.0 request (`method`, `params`: JSON text or NULL) to the daemon's control socket
+ * ("<socket>.ctl"; socket as in mlpo_connect_options) and returns the result as JSON text, to be freed with mlpo_free.
+ * -EPROTO with the daemon's message on a JSON-RPC error. Needs no session. */
+MLPO_API int mlpo_control(const char* socket, const char* method, const char* params, int64_t timeout_ns, char** json);
+MLPO_API void mlpo_free(void* memory);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* MLPO_CLIENT_H_ */

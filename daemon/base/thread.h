@@ -1,0 +1,62 @@
+// Threads: names, and a queue for what one thread hands to another.
+//
+// MessageQueue<T>: any number of producers, one consumer. The consumer either waits in Take() or watches event_fd()
+// (readable while something may wait) and calls TakeAll(). Unbounded: producers are our own threads, whose work is
+// bounded by buffers and requests in flight.
+#pragma once
+
+#include <sys/eventfd.h>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/base/check.h"
+#include "daemon/base/unique_fd.h"
+
+namespace mlpo {
+
+void SetThreadName(const std::string& name);  // cut to 15 bytes
+
+template <class T>
+class MessageQueue {
+ public:
+  MessageQueue() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { CHECK(event_); }
+
+  int event_fd() const { return event_.get(); }
+
+  void Put(T message) {
+    bool was_empty;
+    {
+      std::lock_guard lock(mutex_);
+      was_empty = messages_.empty();
+      messages_.push_back(std::move(message));
+    }
+    if (was_empty) {
+      const uint64_t one = 1;
+      CHECK(::write(event_.get(), &one, sizeof one) == sizeof one);
+    }
+  }
+
+  // Appends everything that waits to *out and makes event_fd() unreadable.
+  void TakeAll(std::vector<T>* out) {
+    uint64_t count;
+    (void)!::read(event_.get(), &count, sizeof count);  // EAGAIN: a producer is between its two steps, and will ring
+    std::lock_guard lock(mutex_);
+    if (out->empty()) {
+      out->swap(messages_);
+    } else {
+      for (T& message : messages_) out->push_back(std::move(message));
+      messages_.clear();
+    }
+  }
+
+ private:
+  UniqueFd event_;
+  std::mutex mutex_;
+  std::vector<T> messages_;  // guarded by mutex_
+};
+
+}  // namespace mlpo

@@ -1,0 +1,69 @@
+// Config: every setting of the daemon, typed, in bytes, seconds and elements.
+//
+// Sources, later over earlier: defaults, TOML file, MLPO_SECTION__KEY variables, command line. LoadConfig keeps where
+// each value came from for --print-config. Immutable once loaded.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "daemon/base/status.h"
+
+namespace mlpo {
+
+struct DaemonConfig {
+  std::string socket;       // "": see ResolveSocket
+  std::string node;         // "": host name
+  std::string admin_group;  // "": root and the daemon's uid only
+  std::string group;        // group that may connect; "": the daemon's uid and root only
+  std::string log_level = "info";
+  uint32_t max_sessions = 1024;
+  int64_t drain_timeout_s = 300;  // SIGTERM: how long accepted work may take
+};
+
+struct MemoryConfig {
+  uint64_t pool_bytes = 0;             // 0: a quarter of what host and memory cgroup have
+  uint64_t arenas_bytes = 0;           // all sessions' arenas together; 0: half of what is left after the pool
+  uint64_t block_elements = 1u << 20;  // parameters a block; a multiple of 1024
+  std::string huge_pages = "auto";     // auto, never
+  bool lock = true;                    // mlock the pool where the limit allows
+};
+
+struct AdamConfig {
+  uint32_t workers = 0;         // 0: cores of the affinity mask and cgroup quota, at most 16
+  bool pin = true;              // bind workers to cores
+  std::string target = "auto";  // auto, scalar, avx2, avx512: instruction set of the kernel
+};
+
+struct SchedulerConfig {
+  uint32_t queue_blocks = 4;        // blocks in flight per path and direction
+  int64_t no_path_timeout_s = 30;   // no path can take a block for so long: requests fail
+  uint32_t piece_bytes = 2u << 20;  // size of one read or write, 1-8 MiB
+};
+
+struct PathConfig {
+  std::string name;  // "": last component of the directory, made unique
+  std::string directory;
+  bool persistent = false;
+  uint64_t capacity_bytes = 0;  // 0: what the file system has
+  std::string engine = "auto";  // auto, io_uring, threads
+  bool direct = true;           // false: buffered I/O
+  double read_limit = 0;        // declared bytes/s; 0: not declared
+  double write_limit = 0;
+  double duplex = 0;  // d of the path model; 0: 1
+};
+
+struct Config {
+  DaemonConfig daemon;
+  MemoryConfig memory;
+  AdamConfig adam;
+  SchedulerConfig scheduler;
+  std::vector<PathConfig> paths;
+
+  // "memory.pool" -> "mlpo.toml:12" | "environment MLPO_MEMORY__POOL" | "command line --memory" | "default"
+  std::map<std::string, std::string> origins;
+};
+
+}  // namespace mlpo

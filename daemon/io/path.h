@@ -1,0 +1,76 @@
+// Path: one storage directory and the device under it, proven by real I/O at start; and the files of sessions on it.
+//
+// The daemon works only in <directory>/mlpo/<daemon uid>/<node>/<client uid>-<job>/<rank>-<generation>/. Path::Open
+// makes the upper levels (mlpo 1777, below 0700 and owned by us; a foreign owner is an error), takes the lock of
+// <uid>/<node>, removes what dead sessions of this <uid>/<node> left, and proves writing, reading back, O_DIRECT and
+// its alignment.
+//
+// Threads: Open and Close in main; CreateFile, Reserve and RemoveFile in the housekeeping thread (they may block on a
+// slow file system); the rest is immutable after Open. File descriptors are borrowed by the path's queue while files
+// exist.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "daemon/base/status.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/config/config.h"
+#include "daemon/types/ids.h"
+
+namespace mlpo {
+
+// Whose file it is; checked against the file's header before use.
+struct FileOwner {
+  uint32_t client_uid = 0;
+  std::string job;
+  uint32_t rank = 0;
+  uint64_t generation = 0;
+};
+
+class Path {
+ public:
+  // Bytes at the start of each file that hold its header (node, owner, generation, format); extents follow.
+  static constexpr uint64_t kFileHeaderBytes = 4096;
+
+  // `node` has been validated. Errors say what is wrong with which directory and what to do: ENOENT, EACCES, EROFS
+  // (names ReadWritePaths=), ENOSPC, EEXIST/EBUSY (another daemon of this uid and node), EPERM (foreign owner).
+  static Result<std::unique_ptr<Path>> Open(const PathConfig& config, const std::string& name, const std::string& node);
+  ~Path();
+  Path(const Path&) = delete;
+  Path& operator=(const Path&) = delete;
+
+  const std::string& name() const { return name_; }
+  const std::string& directory() const { return directory_; }
+  const PathConfig& config() const { return config_; }
+  bool direct_io() const { return direct_io_; }
+  // Free bytes that new extents may take now: file system and configured capacity, less what is reserved.
+  uint64_t AvailableBytes() const;
+
+  // Makes a session's state file with its header. The FileId is unique on this path and never reused.
+  Result<FileId> CreateFile(const FileOwner& owner);
+  // Makes [kFileHeaderBytes, kFileHeaderBytes + bytes) of the file exist on storage (fallocate; where that is not to be
+  // had, checks free space). Grows only.
+  Status Reserve(FileId file, uint64_t bytes);
+  // Closes and unlinks the file and its folder. No transfer of it may be in flight.
+  Status RemoveFile(FileId file);
+  // The descriptor for transfers, valid until RemoveFile. Thread-safe.
+  int descriptor(FileId file) const;
+
+ private:
+  struct Impl;
+  Path() = default;
+
+  std::string name_;
+  std::string directory_;
+  PathConfig config_;
+  bool direct_io_ = false;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Refuses equal directories (also by another name) and one inside another, with both names.
+Status CheckDistinctPaths(const std::vector<PathConfig>& paths);
+
+}  // namespace mlpo

@@ -1,0 +1,76 @@
+// Snapshot: what the daemon tells about itself; made by the data thread, turned into JSON by control/.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/types/ids.h"
+
+namespace mlpo {
+
+struct SessionSnapshot {
+  SessionId id = 0;
+  std::string job;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  int32_t pid = 0;
+  uint32_t uid = 0;
+  uint64_t generation = 0;
+  uint64_t epoch = 0;  // the smallest of its subgroups; 0 without subgroups
+  uint64_t subgroups = 0;
+  uint64_t parameters = 0;
+  uint64_t skipped_steps = 0;
+  uint64_t arena_bytes = 0;
+  uint64_t requests_in_flight = 0;
+  uint64_t submissions = 0;  // accepted so far
+};
+
+struct PathSnapshot {
+  std::string name;
+  std::string directory;
+  std::string state;   // healthy, suspect, quarantined, probing, full, read_only, disabled
+  std::string engine;  // io_uring, threads
+  bool direct_io = false;
+  bool registered_buffers = false;
+  uint64_t read_bytes = 0;  // since start
+  uint64_t written_bytes = 0;
+  double read_bytes_per_s = 0;  // over the last seconds
+  double write_bytes_per_s = 0;
+  uint64_t scratch_bytes = 0;  // of extents in use
+  uint64_t checkpoint_bytes = 0;
+  uint64_t read_errors = 0;
+  uint64_t write_errors = 0;
+  uint32_t in_flight = 0;  // transfers
+};
+
+struct PoolSnapshot {
+  uint64_t bytes = 0;
+  uint64_t buffer_bytes = 0;
+  uint64_t buffers = 0;
+  uint64_t cached_blocks = 0;  // clean and dirty
+  uint64_t dirty_blocks = 0;
+  uint64_t free_blocks = 0;
+  bool locked = false;
+  bool huge_pages = false;
+};
+
+struct Snapshot {
+  std::string state;  // starting, ready, degraded, draining
+  std::string version;
+  std::string node;
+  std::string socket;
+  int32_t pid = 0;
+  double uptime_s = 0;
+  std::string adam_target;  // instruction set in use
+  uint32_t adam_workers = 0;
+  uint64_t protocol_errors = 0;  // sessions ended for breaking the protocol
+  uint64_t lost_wakeups = 0;     // work found by a time-out: 0 unless there is a bug
+  uint64_t arenas_bytes = 0;
+  uint64_t arenas_limit_bytes = 0;
+  std::vector<SessionSnapshot> sessions;
+  std::vector<PathSnapshot> paths;
+  PoolSnapshot pool;
+};
+
+}  // namespace mlpo

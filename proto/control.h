@@ -1,0 +1,224 @@
+/* Frames on the session socket (AF_UNIX, SOCK_SEQPACKET): handshake and registration. FORMAT.md has the prose.
+ *
+ * Every frame begins with struct mlpo_frame. One request is outstanding at a time; its answer carries the same seq.
+ * A daemon that refuses a frame answers ERROR; during the handshake and after a broken protocol it then closes. */
+#ifndef MLPO_PROTO_CONTROL_H_
+#define MLPO_PROTO_CONTROL_H_
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/abi.h"
+#include "proto/tensor.h"
+
+enum mlpo_frame_type {
+  MLPO_FRAME_HELLO = 1,            /* client; 1 descriptor: a pidfd of the client */
+  MLPO_FRAME_WELCOME = 2,          /* daemon; 3 descriptors: client area, daemon area, doorbell */
+  MLPO_FRAME_READY = 3,            /* client: areas are mapped */
+  MLPO_FRAME_REGISTER_BEGIN = 4,   /* client */
+  MLPO_FRAME_REGISTER_TENSORS = 5, /* client, as many as needed, no answer of their own */
+  MLPO_FRAME_REGISTER_END = 6,     /* client; answered by [ARENA, MAPPED,] REGISTERED or by ERROR */
+  MLPO_FRAME_ARENA = 7,            /* daemon; 1 descriptor: a further piece of the arena */
+  MLPO_FRAME_MAPPED = 8,           /* client: answer to ARENA */
+  MLPO_FRAME_REGISTERED = 9,       /* daemon */
+  MLPO_FRAME_STAGING = 10,         /* client: wants the staging area; answered by [ARENA, MAPPED,] STAGED or by ERROR */
+  MLPO_FRAME_STAGED = 11,          /* daemon */
+  MLPO_FRAME_BYE = 12,             /* client: an orderly end */
+  MLPO_FRAME_ERROR = 13,           /* daemon */
+};
+
+struct mlpo_frame {
+  uint32_t magic; /* MLPO_MAGIC */
+  uint16_t type;  /* enum mlpo_frame_type */
+  uint16_t reserved;
+  uint32_t bytes; /* of the whole frame */
+  uint32_t seq;   /* of a request; repeated in its answer */
+};
+
+static_assert(sizeof(struct mlpo_frame) == 16, "layout");
+static_assert(offsetof(struct mlpo_frame, magic) == 0, "layout");
+static_assert(offsetof(struct mlpo_frame, type) == 4, "layout");
+static_assert(offsetof(struct mlpo_frame, reserved) == 6, "layout");
+static_assert(offsetof(struct mlpo_frame, bytes) == 8, "layout");
+static_assert(offsetof(struct mlpo_frame, seq) == 12, "layout");
+
+struct mlpo_hello {
+  struct mlpo_frame frame;
+  uint32_t abi_major;
+  uint32_t abi_minor;
+  uint64_t features_offered;
+  uint64_t features_required;
+  uint32_t rank;
+  uint32_t world_size;
+  int32_t numa_node; /* -1: not known */
+  uint32_t ring_entries;
+  uint64_t arena_bytes; /* 0: the arena grows with registrations, else a fixed limit */
+  uint32_t job_bytes;
+  uint32_t reserved;
+  char job[MLPO_MAX_JOB];
+};
+
+static_assert(sizeof(struct mlpo_hello) == 200, "layout");
+static_assert(offsetof(struct mlpo_hello, abi_major) == 16, "layout");
+static_assert(offsetof(struct mlpo_hello, abi_minor) == 20, "layout");
+static_assert(offsetof(struct mlpo_hello, features_offered) == 24, "layout");
+static_assert(offsetof(struct mlpo_hello, features_required) == 32, "layout");
+static_assert(offsetof(struct mlpo_hello, rank) == 40, "layout");
+static_assert(offsetof(struct mlpo_hello, world_size) == 44, "layout");
+static_assert(offsetof(struct mlpo_hello, numa_node) == 48, "layout");
+static_assert(offsetof(struct mlpo_hello, ring_entries) == 52, "layout");
+static_assert(offsetof(struct mlpo_hello, arena_bytes) == 56, "layout");
+static_assert(offsetof(struct mlpo_hello, job_bytes) == 64, "layout");
+static_assert(offsetof(struct mlpo_hello, reserved) == 68, "layout");
+static_assert(offsetof(struct mlpo_hello, job) == 72, "layout");
+
+struct mlpo_welcome {
+  struct mlpo_frame frame;
+  uint32_t abi_major;
+  uint32_t abi_minor;
+  uint64_t features;
+  uint64_t session; /* number of the session in this daemon's life */
+  uint64_t generation;
+  uint8_t boot_id[MLPO_BOOT_ID_BYTES]; /* changes with every start of the daemon */
+  uint32_t entries;                    /* of all four rings and tables */
+  uint32_t block_elements;
+  uint64_t client_area_bytes;
+  uint64_t daemon_area_bytes;
+  uint64_t submissions_offset; /* in the client area */
+  uint64_t hyper_offset;       /* in the client area */
+  uint64_t completions_offset; /* in the daemon area */
+  uint64_t errors_offset;      /* in the daemon area */
+  uint64_t arena_limit_bytes;
+};
+
+static_assert(sizeof(struct mlpo_welcome) == 128, "layout");
+static_assert(offsetof(struct mlpo_welcome, abi_major) == 16, "layout");
+static_assert(offsetof(struct mlpo_welcome, abi_minor) == 20, "layout");
+static_assert(offsetof(struct mlpo_welcome, features) == 24, "layout");
+static_assert(offsetof(struct mlpo_welcome, session) == 32, "layout");
+static_assert(offsetof(struct mlpo_welcome, generation) == 40, "layout");
+static_assert(offsetof(struct mlpo_welcome, boot_id) == 48, "layout");
+static_assert(offsetof(struct mlpo_welcome, entries) == 64, "layout");
+static_assert(offsetof(struct mlpo_welcome, block_elements) == 68, "layout");
+static_assert(offsetof(struct mlpo_welcome, client_area_bytes) == 72, "layout");
+static_assert(offsetof(struct mlpo_welcome, daemon_area_bytes) == 80, "layout");
+static_assert(offsetof(struct mlpo_welcome, submissions_offset) == 88, "layout");
+static_assert(offsetof(struct mlpo_welcome, hyper_offset) == 96, "layout");
+static_assert(offsetof(struct mlpo_welcome, completions_offset) == 104, "layout");
+static_assert(offsetof(struct mlpo_welcome, errors_offset) == 112, "layout");
+static_assert(offsetof(struct mlpo_welcome, arena_limit_bytes) == 120, "layout");
+
+/* READY, BYE and REGISTER_END are a bare struct mlpo_frame. */
+
+struct mlpo_register_begin {
+  struct mlpo_frame frame;
+  uint32_t dtype;      /* of the parameters handed out; enum mlpo_dtype */
+  uint32_t grad_dtype; /* of the gradient */
+  uint64_t numel;      /* of all tensors together */
+  uint32_t tensors;
+  uint32_t key_bytes;
+  char key[MLPO_MAX_KEY];
+};
+
+static_assert(sizeof(struct mlpo_register_begin) == 296, "layout");
+static_assert(offsetof(struct mlpo_register_begin, dtype) == 16, "layout");
+static_assert(offsetof(struct mlpo_register_begin, grad_dtype) == 20, "layout");
+static_assert(offsetof(struct mlpo_register_begin, numel) == 24, "layout");
+static_assert(offsetof(struct mlpo_register_begin, tensors) == 32, "layout");
+static_assert(offsetof(struct mlpo_register_begin, key_bytes) == 36, "layout");
+static_assert(offsetof(struct mlpo_register_begin, key) == 40, "layout");
+
+struct mlpo_register_tensors { /* followed by `count` struct mlpo_tensor_record */
+  struct mlpo_frame frame;
+  uint32_t count;
+  uint32_t reserved;
+};
+#define MLPO_TENSORS_PER_FRAME 128
+
+static_assert(sizeof(struct mlpo_register_tensors) == 24, "layout");
+static_assert(offsetof(struct mlpo_register_tensors, count) == 16, "layout");
+static_assert(offsetof(struct mlpo_register_tensors, reserved) == 20, "layout");
+static_assert(sizeof(struct mlpo_register_tensors) + MLPO_TENSORS_PER_FRAME * sizeof(struct mlpo_tensor_record) <=
+                  MLPO_MAX_FRAME,
+              "fits a frame");
+
+struct mlpo_arena {
+  struct mlpo_frame frame;
+  uint32_t index; /* of this memfd in the session's arena */
+  uint32_t reserved;
+  uint64_t bytes;
+};
+
+static_assert(sizeof(struct mlpo_arena) == 32, "layout");
+static_assert(offsetof(struct mlpo_arena, index) == 16, "layout");
+static_assert(offsetof(struct mlpo_arena, reserved) == 20, "layout");
+static_assert(offsetof(struct mlpo_arena, bytes) == 24, "layout");
+
+struct mlpo_mapped {
+  struct mlpo_frame frame;
+  uint32_t index;
+  uint32_t reserved;
+};
+
+static_assert(sizeof(struct mlpo_mapped) == 24, "layout");
+static_assert(offsetof(struct mlpo_mapped, index) == 16, "layout");
+static_assert(offsetof(struct mlpo_mapped, reserved) == 20, "layout");
+
+/* The slot: struct mlpo_slot_header at header_offset; the gradient at grad_offset and the parameters at param_offset,
+ * the same place if the two types have the same size. */
+struct mlpo_registered {
+  struct mlpo_frame frame;
+  uint32_t subgroup; /* handle for submissions, never 0 */
+  uint32_t arena;    /* index of the memfd */
+  uint64_t header_offset;
+  uint64_t grad_offset;
+  uint64_t param_offset;
+  uint32_t blocks;
+  uint32_t reserved;
+};
+
+static_assert(sizeof(struct mlpo_registered) == 56, "layout");
+static_assert(offsetof(struct mlpo_registered, subgroup) == 16, "layout");
+static_assert(offsetof(struct mlpo_registered, arena) == 20, "layout");
+static_assert(offsetof(struct mlpo_registered, header_offset) == 24, "layout");
+static_assert(offsetof(struct mlpo_registered, grad_offset) == 32, "layout");
+static_assert(offsetof(struct mlpo_registered, param_offset) == 40, "layout");
+static_assert(offsetof(struct mlpo_registered, blocks) == 48, "layout");
+static_assert(offsetof(struct mlpo_registered, reserved) == 52, "layout");
+
+struct mlpo_staging {
+  struct mlpo_frame frame;
+  uint64_t bytes; /* wanted; a session has one staging area, made once */
+};
+
+static_assert(sizeof(struct mlpo_staging) == 24, "layout");
+static_assert(offsetof(struct mlpo_staging, bytes) == 16, "layout");
+
+struct mlpo_staged {
+  struct mlpo_frame frame;
+  uint32_t arena;
+  uint32_t reserved;
+  uint64_t offset; /* in the arena's memfd */
+  uint64_t bytes;
+};
+
+static_assert(sizeof(struct mlpo_staged) == 40, "layout");
+static_assert(offsetof(struct mlpo_staged, arena) == 16, "layout");
+static_assert(offsetof(struct mlpo_staged, reserved) == 20, "layout");
+static_assert(offsetof(struct mlpo_staged, offset) == 24, "layout");
+static_assert(offsetof(struct mlpo_staged, bytes) == 32, "layout");
+
+struct mlpo_error {
+  struct mlpo_frame frame;
+  int32_t status;
+  int32_t os_errno;
+  char text[488]; /* UTF-8, zero-terminated: what, where, what to do */
+};
+
+static_assert(sizeof(struct mlpo_error) == 512, "layout");
+static_assert(offsetof(struct mlpo_error, status) == 16, "layout");
+static_assert(offsetof(struct mlpo_error, os_errno) == 20, "layout");
+static_assert(offsetof(struct mlpo_error, text) == 24, "layout");
+
+#endif /* MLPO_PROTO_CONTROL_H_ */
