@@ -6,15 +6,18 @@
 //     m = m + (g - m) * one_minus_beta1
 //     v = beta2 * v + (one_minus_beta2 * g) * g
 //     p = p - step_size * (m / (sqrt(v) / sqrt_bc2 + eps))
-// The bits are the same for every instruction set, alignment and cut of the range. Compiled for all targets with
-// Highway, chosen at run time; reference.h has the scalar reference that tests compare with.
+// The bits are the same for every instruction set, alignment and cut of the range; a NaN that an update makes is
+// always 7FC00000. Compiled for all targets with Highway, chosen at run time; reference.h has the scalar reference that
+// tests compare with. Callers run with FTZ and DAZ off and round to nearest, as WorkerPool's threads do.
 //
-// Threads: all functions are thread-safe; SetTarget is called once, before others. Nothing here allocates.
+// Threads: all functions are thread-safe; SetTarget is called once, before others. AdamUpdate, AccumulateStats,
+// ReduceLanes and RoundTo do not allocate.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "daemon/base/status.h"
 #include "proto/abi.h"
@@ -41,8 +44,8 @@ AdamScalars MakeScalars(const mlpo_hyper& hyper, int64_t step);
 inline size_t ElementBytes(mlpo_dtype dtype) { return dtype == MLPO_FLOAT32 ? 4 : 2; }
 
 // One range of a block. p, m, v: FP32, updated in place. grad: n elements of grad_dtype, or nullptr for a gradient of
-// 0. param: n elements of dtype, gets p rounded to nearest even (NaN stays NaN). grad and param are the same place or
-// do not overlap; no alignment beyond the elements' own is needed.
+// 0. param: n elements of dtype, gets p rounded to nearest even (NaN stays NaN). grad and param are the same place
+// (then their elements have the same size) or do not overlap; no alignment beyond the elements' own is needed.
 struct AdamRange {
   float* p = nullptr;
   float* m = nullptr;
@@ -56,7 +59,8 @@ struct AdamRange {
 void AdamUpdate(const AdamScalars& scalars, const AdamRange& range);
 
 // Sum of squares and finiteness of a gradient, in chunks of MLPO_STAT_CHUNK_ELEMENTS: lane i of a chunk adds the
-// squares (exact in FP64 for 16-bit types; one rounding for FP32) of elements i, i + 16, i + 32, ... in this order.
+// squares of elements i, i + 16, i + 32, ... in this order. A square of an FP32 or narrower value is exact in FP64:
+// only the additions round.
 struct StatLanes {
   double lane[MLPO_STAT_LANES] = {};
   bool all_finite = true;
@@ -70,8 +74,10 @@ double ReduceLanes(const StatLanes& lanes);
 // FP32 to dtype, to nearest even, NaN stays NaN (quieted, sign and upper payload kept).
 void RoundTo(mlpo_dtype dtype, const float* from, void* to, size_t n);
 
-// auto, scalar, avx2, avx512. ENOTSUP, naming what the CPU has, if it lacks the set.
+// auto, scalar, avx2, avx512, or another name that RunnableTargets gives. ENOTSUP, naming what the CPU has, if it lacks
+// the set; EINVAL if there is no such name.
 Status SetTarget(const std::string& target);
-std::string ActiveTarget();  // scalar, sse4, avx2, avx512, ...
+std::string ActiveTarget();                  // scalar, sse4, avx2, avx512, ...
+std::vector<std::string> RunnableTargets();  // of this build on this CPU, best first; the last is scalar
 
 }  // namespace mlpo

@@ -1,9 +1,11 @@
 // WorkerPool: the daemon's CPU workers, shared by all sessions. A job is cut into pieces; any worker takes the next
 // piece.
 //
-// Jobs start in order of submission; the last piece's end posts the job to the done queue. Workers are bound to
-// cores (hwloc, within affinity mask and cgroup), keep FTZ and DAZ off, and sleep while idle.
-// Threads: Submit from the data thread. A job is borrowed from Submit until it appears in the done queue.
+// Jobs start in order of submission, with all workers on the first; when its pieces are taken, they go on with the next
+// without waiting for its end. The end of a job's last piece posts it to the done queue. Workers are bound to cores
+// (hwloc, within the affinity mask), keep FTZ and DAZ off, block signals and sleep while idle.
+// Threads: Submit from any thread. A job is borrowed from Submit until it appears in the done queue, and may then be
+// submitted again.
 #pragma once
 
 #include <atomic>
@@ -24,8 +26,9 @@ class Job {
 
  private:
   friend class WorkerPool;
-  std::atomic<uint32_t> next_piece_{0};
-  std::atomic<uint32_t> ended_pieces_{0};
+  Job* next_job_ = nullptr;  // these two: guarded by the pool's mutex
+  uint32_t next_piece_ = 0;
+  std::atomic<uint32_t> ended_pieces_{0};  // acq_rel: the last to count sees what all pieces wrote
 };
 
 using DoneJobs = MessageQueue<Job*>;
@@ -36,8 +39,9 @@ class WorkerPool {
     uint32_t workers = 0;  // 0: cores of the affinity mask and cgroup quota, 1-16
     bool pin = true;
   };
+  // `done` is borrowed for the pool's life.
   static Result<std::unique_ptr<WorkerPool>> Start(const Options& options, DoneJobs* done);
-  ~WorkerPool();  // ends the pieces that run; jobs must have been waited for
+  ~WorkerPool();  // runs what was submitted to its end, then joins
 
   void Submit(Job* job);
   uint32_t workers() const;

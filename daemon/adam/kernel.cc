@@ -1,0 +1,361 @@
+// The vector kernels, compiled once for each instruction set (foreach_target.h includes this file again and again).
+//
+// A range is done in whole vectors; what is left goes through the same code in a padded buffer on the stack, so that
+// the tail has the body's bits. Nothing of the standard library may be called between HWY_BEFORE_NAMESPACE and
+// HWY_AFTER_NAMESPACE: an inline function instantiated there could end up with AVX instructions and be linked into code
+// that runs without.
+#include "daemon/adam/kernel.h"
+
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "daemon/adam/kernels.h"
+#include "daemon/base/check.h"
+
+// Their vectors have no size known at compile time, which Constants and Sums below need.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "daemon/adam/kernel.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace mlpo {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+
+const Kernels* TargetKernels() { return nullptr; }  // reference.cc is the scalar kernel
+
+#else
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using FloatTag = hn::ScalableTag<float>;
+using Float = hn::Vec<FloatTag>;
+using Bits = hn::Vec<hn::RebindToUnsigned<FloatTag> >;
+constexpr size_t kLanes = hn::MaxLanes(FloatTag());
+
+constexpr int kNoGradient = 0;  // beside enum mlpo_dtype's values
+constexpr size_t BytesOf(int type) { return type == MLPO_FLOAT32 ? 4 : 2; }
+
+// ---- conversions. The same integer arithmetic on every set: the sets' own instructions differ on NaN.
+
+template <class D>
+HWY_INLINE hn::Vec<D> FromFloat16(D d, hn::Vec<hn::RebindToUnsigned<D> > half) {
+  const hn::RebindToUnsigned<D> du;
+  const hn::RebindToSigned<D> di;
+  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000u)));
+  const auto magnitude = hn::And(half, hn::Set(du, 0x7fffu));
+  const auto ordered = hn::BitCast(di, magnitude);
+  const auto shifted = hn::ShiftLeft<13>(magnitude);
+  const auto normal = hn::Add(shifted, hn::Set(du, 112u << 23));
+  const auto special = hn::Or(shifted, hn::Set(du, 0x7f800000u));
+  const auto subnormal = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, ordered), hn::Set(d, 0x1p-24f)));
+  const auto is_special = hn::RebindMask(du, hn::Gt(ordered, hn::Set(di, 0x7bff)));
+  const auto is_subnormal = hn::RebindMask(du, hn::Lt(ordered, hn::Set(di, 0x400)));
+  const auto finite = hn::IfThenElse(is_subnormal, subnormal, normal);
+  return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_special, special, finite)));
+}
+
+HWY_INLINE Bits ToFloat16(Float value) {
+  const FloatTag d;
+  const hn::RebindToUnsigned<FloatTag> du;
+  const hn::RebindToSigned<FloatTag> di;
+  const Bits bits = hn::BitCast(du, value);
+  const Bits sign = hn::And(bits, hn::Set(du, 0x80000000u));
+  const Bits magnitude = hn::Xor(bits, sign);
+  const auto ordered = hn::BitCast(di, magnitude);
+  // Normal: add a bit less than half of what is cut off, and the last kept bit; then shift. Ties go to even.
+  const Bits odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
+  const Bits rebiased = hn::Add(magnitude, hn::Set(du, 0u - (112u << 23) + 0xfffu));
+  const Bits normal = hn::ShiftRight<13>(hn::Add(rebiased, odd));
+  // Subnormal: 0.5's last bit is 2^-24, so that the addition rounds to units of it.
+  const Float half = hn::Set(d, 0.5f);
+  const Bits subnormal = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(du, half));
+  const Bits payload = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3ffu));
+  const Bits nan = hn::Or(payload, hn::Set(du, 0x7e00u));
+  const auto is_nan = hn::RebindMask(du, hn::Gt(ordered, hn::Set(di, 0x7f800000)));
+  const auto is_big = hn::RebindMask(du, hn::Gt(ordered, hn::Set(di, 0x477fffff)));
+  const auto is_subnormal = hn::RebindMask(du, hn::Lt(ordered, hn::Set(di, 0x38800000)));
+  const Bits finite = hn::IfThenElse(is_subnormal, subnormal, normal);
+  const Bits above = hn::IfThenElse(is_nan, nan, hn::Set(du, 0x7c00u));
+  return hn::Or(hn::ShiftRight<16>(sign), hn::IfThenElse(is_big, above, finite));
+}
+
+HWY_INLINE Bits ToBfloat16(Float value) {
+  const hn::RebindToUnsigned<FloatTag> du;
+  const Bits bits = hn::BitCast(du, value);
+  const Bits odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const Bits rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd));
+  const Bits nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40u));
+  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), nan, rounded);
+}
+
+// One vector of D's length from an array of kType, which may have any alignment.
+template <int kType, class D>
+HWY_INLINE hn::Vec<D> LoadElements(D d, const std::byte* from) {
+  if constexpr (kType == kNoGradient) {
+    return hn::Zero(d);
+  } else if constexpr (kType == MLPO_FLOAT32) {
+    return hn::LoadU(d, reinterpret_cast<const float*>(from));
+  } else {
+    const hn::RebindToUnsigned<D> du;
+    const hn::Rebind<uint16_t, D> d16;
+    const auto wide = hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from)));
+    if constexpr (kType == MLPO_BFLOAT16) return hn::BitCast(d, hn::ShiftLeft<16>(wide));
+    if constexpr (kType == MLPO_FLOAT16) return FromFloat16(d, wide);
+  }
+}
+
+template <int kType>
+HWY_INLINE void StoreElements(Float value, std::byte* to) {
+  const FloatTag d;
+  if constexpr (kType == MLPO_FLOAT32) {
+    hn::StoreU(value, d, reinterpret_cast<float*>(to));
+  } else {
+    const hn::Rebind<uint16_t, FloatTag> d16;
+    const Bits bits = kType == MLPO_BFLOAT16 ? ToBfloat16(value) : ToFloat16(value);
+    hn::StoreU(hn::TruncateTo(d16, bits), d16, reinterpret_cast<uint16_t*>(to));
+  }
+}
+
+// ---- the update
+
+struct Constants {
+  Float grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, step_size, sqrt_bc2, eps, nan;
+};
+
+HWY_INLINE Float OneNan(Float value, Float nan) { return hn::IfThenElse(hn::IsNaN(value), nan, value); }
+
+// One vector. Everything is loaded before anything is stored, so that grad and param may be one place. The two-operand
+// steps are those of reference.cc in its order.
+template <int kGrad, int kParam, bool kL2>
+HWY_INLINE void UpdateVector(const Constants& c, float* pp, float* mp, float* vp, const std::byte* grad,
+                             std::byte* param) {
+  const FloatTag d;
+  Float p = hn::LoadU(d, pp);
+  Float m = hn::LoadU(d, mp);
+  Float v = hn::LoadU(d, vp);
+  Float g = hn::Mul(LoadElements<kGrad>(d, grad), c.grad_scale);
+  if constexpr (kL2) {
+    g = hn::Add(g, hn::Mul(c.decay, p));
+  } else {
+    p = hn::Mul(p, c.decay);
+  }
+  m = OneNan(hn::Add(m, hn::Mul(hn::Sub(g, m), c.one_minus_beta1)), c.nan);
+  v = OneNan(hn::Add(hn::Mul(c.beta2, v), hn::Mul(hn::Mul(c.one_minus_beta2, g), g)), c.nan);
+  const Float denominator = hn::Add(hn::Div(hn::Sqrt(v), c.sqrt_bc2), c.eps);
+  p = OneNan(hn::Sub(p, hn::Mul(c.step_size, hn::Div(m, denominator))), c.nan);
+  hn::StoreU(p, d, pp);
+  hn::StoreU(m, d, mp);
+  hn::StoreU(v, d, vp);
+  StoreElements<kParam>(p, param);
+}
+
+template <int kGrad, int kParam, bool kL2>
+void Update(const AdamScalars& s, const AdamRange& r) {
+  const FloatTag d;
+  const Constants c = {hn::Set(d, s.grad_scale),
+                       hn::Set(d, s.decay),
+                       hn::Set(d, s.one_minus_beta1),
+                       hn::Set(d, s.beta2),
+                       hn::Set(d, s.one_minus_beta2),
+                       hn::Set(d, s.step_size),
+                       hn::Set(d, s.sqrt_bc2),
+                       hn::Set(d, s.eps),
+                       hn::BitCast(d, hn::Set(hn::RebindToUnsigned<FloatTag>(), 0x7fc00000u))};
+  const auto* grad = static_cast<const std::byte*>(r.grad);
+  auto* param = static_cast<std::byte*>(r.param);
+  size_t i = 0;
+  for (; r.n - i >= kLanes; i += kLanes) {
+    UpdateVector<kGrad, kParam, kL2>(c, r.p + i, r.m + i, r.v + i, grad + i * BytesOf(kGrad),
+                                     param + i * BytesOf(kParam));
+  }
+  const size_t rest = r.n - i;
+  if (rest == 0) return;
+  HWY_ALIGN float p[kLanes] = {};
+  HWY_ALIGN float m[kLanes] = {};
+  HWY_ALIGN float v[kLanes] = {};
+  HWY_ALIGN std::byte g[4 * kLanes] = {};
+  HWY_ALIGN std::byte out[4 * kLanes];
+  memcpy(p, r.p + i, rest * 4);
+  memcpy(m, r.m + i, rest * 4);
+  memcpy(v, r.v + i, rest * 4);
+  if (kGrad != kNoGradient) memcpy(g, grad + i * BytesOf(kGrad), rest * BytesOf(kGrad));
+  UpdateVector<kGrad, kParam, kL2>(c, p, m, v, g, out);
+  memcpy(r.p + i, p, rest * 4);
+  memcpy(r.m + i, m, rest * 4);
+  memcpy(r.v + i, v, rest * 4);
+  memcpy(param + i * BytesOf(kParam), out, rest * BytesOf(kParam));
+}
+
+using UpdateFunction = void (*)(const AdamScalars&, const AdamRange&);
+
+template <int kGrad, int kParam>
+UpdateFunction ChooseMode(bool l2) {
+  return l2 ? UpdateFunction{Update<kGrad, kParam, true>} : UpdateFunction{Update<kGrad, kParam, false>};
+}
+
+template <int kGrad>
+UpdateFunction ChooseParam(mlpo_dtype dtype, bool l2) {
+  switch (dtype) {
+    case MLPO_FLOAT32:
+      return ChooseMode<kGrad, MLPO_FLOAT32>(l2);
+    case MLPO_FLOAT16:
+      return ChooseMode<kGrad, MLPO_FLOAT16>(l2);
+    case MLPO_BFLOAT16:
+      return ChooseMode<kGrad, MLPO_BFLOAT16>(l2);
+  }
+  return nullptr;
+}
+
+UpdateFunction Choose(const AdamRange& range, bool l2) {
+  if (range.grad == nullptr) return ChooseParam<kNoGradient>(range.dtype, l2);
+  switch (range.grad_dtype) {
+    case MLPO_FLOAT32:
+      return ChooseParam<MLPO_FLOAT32>(range.dtype, l2);
+    case MLPO_FLOAT16:
+      return ChooseParam<MLPO_FLOAT16>(range.dtype, l2);
+    case MLPO_BFLOAT16:
+      return ChooseParam<MLPO_BFLOAT16>(range.dtype, l2);
+  }
+  return nullptr;
+}
+
+void Adam(const AdamScalars& scalars, const AdamRange& range) {
+  const UpdateFunction update = Choose(range, scalars.l2);
+  CHECK(update != nullptr);
+  update(scalars, range);
+}
+
+// ---- statistics
+
+using DoubleTag = hn::CappedTag<double, MLPO_STAT_LANES>;
+using Double = hn::Vec<DoubleTag>;
+constexpr size_t kDoubles = hn::MaxLanes(DoubleTag());
+constexpr size_t kSums = MLPO_STAT_LANES / kDoubles;
+static_assert(kSums * kDoubles == MLPO_STAT_LANES);
+
+// The 16 elements at `group`, each into its lane. Products are exact, so only the addition rounds.
+template <int kType>
+HWY_INLINE void AddGroup(const std::byte* group, Double (&sums)[kSums]) {
+  const DoubleTag d;
+  const hn::Rebind<float, DoubleTag> df;
+  for (size_t i = 0; i < kSums; ++i) {
+    const auto value = hn::PromoteTo(d, LoadElements<kType>(df, group + i * kDoubles * BytesOf(kType)));
+    sums[i] = hn::Add(sums[i], hn::Mul(value, value));
+  }
+}
+
+// Part of a group, padded with zeros: adding +0 to a sum of squares changes nothing.
+template <int kType>
+HWY_INLINE void AddPart(const std::byte* from, size_t offset, size_t n, Double (&sums)[kSums]) {
+  HWY_ALIGN std::byte group[MLPO_STAT_LANES * 4] = {};
+  memcpy(group + offset * BytesOf(kType), from, n * BytesOf(kType));
+  AddGroup<kType>(group, sums);
+}
+
+template <int kType>
+void AddSquaresOf(const void* grad, size_t position, size_t n, double* lane) {
+  const DoubleTag d;
+  const auto* from = static_cast<const std::byte*>(grad);
+  Double sums[kSums];
+  for (size_t i = 0; i < kSums; ++i) sums[i] = hn::LoadU(d, lane + i * kDoubles);
+  const size_t offset = position % MLPO_STAT_LANES;
+  if (offset != 0 && n != 0) {
+    const size_t space = MLPO_STAT_LANES - offset;
+    const size_t part = n < space ? n : space;
+    AddPart<kType>(from, offset, part, sums);
+    from += part * BytesOf(kType);
+    n -= part;
+  }
+  for (; n >= MLPO_STAT_LANES; n -= MLPO_STAT_LANES, from += MLPO_STAT_LANES * BytesOf(kType)) {
+    AddGroup<kType>(from, sums);
+  }
+  if (n != 0) AddPart<kType>(from, 0, n, sums);
+  for (size_t i = 0; i < kSums; ++i) hn::StoreU(sums[i], d, lane + i * kDoubles);
+}
+
+void AddSquares(const void* grad, mlpo_dtype dtype, size_t position, size_t n, double* lane) {
+  switch (dtype) {
+    case MLPO_FLOAT32:
+      return AddSquaresOf<MLPO_FLOAT32>(grad, position, n, lane);
+    case MLPO_FLOAT16:
+      return AddSquaresOf<MLPO_FLOAT16>(grad, position, n, lane);
+    case MLPO_BFLOAT16:
+      return AddSquaresOf<MLPO_BFLOAT16>(grad, position, n, lane);
+  }
+  CHECK(!"known dtype");
+}
+
+// ---- rounding alone
+
+template <int kType>
+void RoundToType(const float* from, void* to, size_t n) {
+  const FloatTag d;
+  auto* out = static_cast<std::byte*>(to);
+  size_t i = 0;
+  for (; n - i >= kLanes; i += kLanes) StoreElements<kType>(hn::LoadU(d, from + i), out + i * BytesOf(kType));
+  if (i == n) return;
+  HWY_ALIGN float in[kLanes] = {};
+  HWY_ALIGN std::byte rounded[4 * kLanes];
+  memcpy(in, from + i, (n - i) * 4);
+  StoreElements<kType>(hn::Load(d, in), rounded);
+  memcpy(out + i * BytesOf(kType), rounded, (n - i) * BytesOf(kType));
+}
+
+void RoundTo(mlpo_dtype dtype, const float* from, void* to, size_t n) {
+  switch (dtype) {
+    case MLPO_FLOAT32:
+      return RoundToType<MLPO_FLOAT32>(from, to, n);
+    case MLPO_FLOAT16:
+      return RoundToType<MLPO_FLOAT16>(from, to, n);
+    case MLPO_BFLOAT16:
+      return RoundToType<MLPO_BFLOAT16>(from, to, n);
+  }
+  CHECK(!"known dtype");
+}
+
+constexpr const char* TargetName() {
+#if HWY_ARCH_X86
+  if (HWY_TARGET < HWY_AVX2) return "avx512";  // a lower bit is a better set: AVX3 and what came after it
+  if (HWY_TARGET == HWY_AVX2) return "avx2";
+  if (HWY_TARGET == HWY_SSE4) return "sse4";
+  if (HWY_TARGET == HWY_SSSE3) return "ssse3";
+  return "sse2";
+#else
+  return "neon";
+#endif
+}
+
+const Kernels* TargetKernels() {
+  static constexpr Kernels kKernels = {TargetName(), Adam, AddSquares, RoundTo};
+  return &kKernels;
+}
+
+#endif  // not HWY_SCALAR
+
+}  // namespace HWY_NAMESPACE
+}  // namespace mlpo
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace mlpo {
+
+HWY_EXPORT(TargetKernels);
+
+std::vector<const Kernels*> VectorKernels() {
+  std::vector<const Kernels*> found;
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {  // best first
+    hwy::GetChosenTarget().Update(target);
+    const Kernels* kernels = HWY_DYNAMIC_DISPATCH(TargetKernels)();
+    if (kernels != nullptr) found.push_back(kernels);
+  }
+  hwy::GetChosenTarget().DeInit();
+  return found;
+}
+
+}  // namespace mlpo
+#endif  // HWY_ONCE

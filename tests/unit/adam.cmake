@@ -1,0 +1,1 @@
+# The Adam kernels and their workers.
