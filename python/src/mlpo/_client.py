@@ -1,0 +1,256 @@
+"""Connecting to the daemon."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import weakref
+from types import TracebackType
+from typing import Any, NoReturn, Optional, Sequence
+
+from ._blocking import interruptible, nanoseconds
+from ._errors import check, not_offered
+from ._native import ffi, lib
+from ._request import Waiter
+from ._session import Session
+from ._subgroup import Subgroup, TensorSpec, float_array, is_overflow
+from ._views import DTYPES, dtype_of
+
+
+def connect(
+    socket: Optional[str] = None,
+    job: Optional[str] = None,
+    rank: Optional[int] = None,
+    world_size: Optional[int] = None,
+    arena: Optional[int] = None,
+    *,
+    ring_entries: int = 0,
+    timeout: float = 30.0,
+) -> Client:
+    """Makes a session with the node's daemon.
+
+    socket: default $MLPO_SOCKET, /run/mlpo/$UID/mlpo.sock, /run/mlpo/mlpo.sock, $XDG_RUNTIME_DIR/mlpo/mlpo.sock.
+    job: default $MLPO_JOB, $TORCHELASTIC_RUN_ID unless "none", $SLURM_JOB_ID.$SLURM_STEP_ID; else it is required.
+    rank, world_size: default $RANK and $WORLD_SIZE, else 0 and 1.
+    arena: a fixed limit of shared memory in bytes; default: it grows with registrations.
+    timeout: seconds for the handshake, and to wait for this rank's previous session to end.
+
+    Raises MlpoError: ENOENT or ECONNREFUSED without a daemon, EADDRINUSE while this rank has a live session.
+    """
+    kept = [_string(socket), _string(job)]
+    options = ffi.new("struct mlpo_connect_options *")
+    options.struct_size = ffi.sizeof("struct mlpo_connect_options")
+    options.socket, options.job = kept
+    options.rank = -1 if rank is None else rank
+    options.world_size = -1 if world_size is None else world_size
+    options.arena_bytes = arena or 0
+    options.ring_entries = ring_entries
+    options.connect_timeout_ns = max(1, nanoseconds(timeout))
+
+    def call() -> Client:
+        pointer = ffi.new("mlpo_client **")
+        check(lib.mlpo_connect(options, pointer))
+        return Client(Session(pointer[0]), kept)
+
+    return interruptible(call)
+
+
+class Client:
+    """A session of this rank. Thread-safe; a context manager that closes it. Made by connect()."""
+
+    def __init__(self, session: Session, _kept: Sequence[Any] = ()) -> None:
+        self._session = session
+        self._waiter = Waiter()
+        session.adopt(self)
+        info = self._info()
+        self.rank = int(info.rank)
+        self.world_size = int(info.world_size)
+        self.block_elements = int(info.block_elements)  #: parameters in one of the daemon's blocks
+        self.socket = ffi.string(info.socket).decode()
+        self.job = ffi.string(info.job).decode()
+        _open_clients.add(self)
+
+    def __repr__(self) -> str:
+        return f"<mlpo.Client of job {self.job!r}, rank {self.rank} of {self.world_size}, at {self.socket}>"
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the session: later calls, and requests that wait, raise ECONNRESET-like errors of code MLPO_ERR_CLOSED.
+
+        The daemon drops the session's state. Views stay readable. Closing twice does nothing.
+        """
+        self._session.check_not_forked()
+        interruptible(lambda: check(lib.mlpo_client_close(self._session.pointer)))
+
+    def check_alive(self) -> None:
+        """Raises why the session has ended, if it has."""
+        self._session.alive()
+
+    @property
+    def arena_bytes(self) -> int:
+        """Shared memory mapped so far."""
+        return int(self._info().arena_bytes)
+
+    @property
+    def lost_wakeups(self) -> int:
+        """Work found by a time-out rather than a wake-up: 0 unless there is a bug."""
+        return int(self._info().lost_wakeups)
+
+    def subgroup(
+        self,
+        key: str,
+        numel: Optional[int] = None,
+        dtype: Any = "float32",
+        grad_dtype: Any = None,
+        initial: Any = None,
+        *,
+        tensors: Optional[Sequence[TensorSpec]] = None,
+        timeout: Optional[float] = None,
+    ) -> Subgroup:
+        """Registers a subgroup and returns when its slot is there.
+
+        key: unique within this session. numel: elements; may be left out with `tensors`, and alone it means one tensor
+        named like the key. dtype: of the parameters handed out, "float32", "float16" or "bfloat16". grad_dtype: default
+        as dtype. initial: float32 master values; default zeros. timeout: seconds; None waits as long as the daemon lives.
+
+        Raises MlpoError: EEXIST if the key is taken, EDQUOT or ENOSPC with the figures where memory or storage lack.
+        """
+        self._session.check_not_forked()
+        if tensors is None:
+            if numel is None:
+                raise TypeError(f"subgroup {key!r} needs numel or tensors")
+            specs, explicit = [TensorSpec(key, (numel,))], False
+        else:
+            specs, explicit = list(tensors), True
+        total = sum(spec.numel for spec in specs)
+        if numel is not None and numel != total:
+            raise ValueError(f"subgroup {key!r}: numel is {numel}, its tensors have {total} elements")
+        dtypes = (dtype_of(dtype), dtype_of(dtype if grad_dtype is None else grad_dtype))
+        kept: list[Any] = [_string(key)]
+        options = ffi.new("struct mlpo_subgroup_options *")
+        options.struct_size = ffi.sizeof("struct mlpo_subgroup_options")
+        options.key = kept[0]
+        options.numel = total
+        options.dtype, options.grad_dtype = (DTYPES[name][0] for name in dtypes)
+        if explicit:
+            array = _tensor_array(specs, kept)
+            options.tensors, options.tensor_count = array, len(specs)
+        if initial is not None:
+            values = float_array(initial, total, "initial")
+            kept.append(values)
+            options.initial = ffi.cast("float *", values.ctypes.data)
+        limit = nanoseconds(timeout)
+
+        def call() -> Subgroup:
+            pointer = ffi.new("mlpo_subgroup **")
+            check(lib.mlpo_subgroup_register(self._session.pointer, options, limit, pointer))
+            del kept[1:]
+            return Subgroup(self, pointer[0], key, specs, dtypes)
+
+        return interruptible(call)
+
+    def discard(self, reason: str = "overflow", *, timeout: Optional[float] = None) -> None:
+        """Ends every open window of the session without an update; "overflow" counts a skipped step, "user" does not."""
+        self._session.check_not_forked()
+        overflow = is_overflow(reason)
+        interruptible(lambda: check(lib.mlpo_client_discard(self._session.pointer, overflow, nanoseconds(timeout))))
+
+    def status(self, *, timeout: Optional[float] = 30.0) -> dict[str, Any]:
+        """The daemon's status, as `mlpo-ctl status --json` prints it."""
+        self._session.check_not_forked()
+        limit = nanoseconds(timeout)
+
+        def call() -> dict[str, Any]:
+            text = ffi.new("char **")
+            check(lib.mlpo_control(_string(self.socket), b"status", ffi.NULL, limit, text))
+            try:
+                status: dict[str, Any] = json.loads(ffi.string(text[0]).decode())
+            finally:
+                lib.mlpo_free(text[0])
+            return status
+
+        return interruptible(call)
+
+    def flush(self, name: str, buffer: Any) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered(f"flush({name!r}): storing named objects", "keep such data in files of your own")
+
+    def fetch(self, name: str, out: Any) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered(f"fetch({name!r}): reading named objects", "keep such data in files of your own")
+
+    def delete(self, name: str) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered(f"delete({name!r}): named objects", "keep such data in files of your own")
+
+    def checkpoint(self, directory: str, tag: str = "", step: int = 0, **_: Any) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("checkpoint(): checkpoints by the daemon", "save read_state() or the optimizer's state_dict()")
+
+    def restore(self, directory: str, tag: Optional[str] = None) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("restore(): checkpoints by the daemon", "load with write_state() or load_state_dict()")
+
+    def checkpoint_requested(self) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("checkpoint_requested(): checkpoints by the daemon", "decide in the trainer when to save")
+
+    def _info(self) -> Any:
+        self._session.check_not_forked()
+        info = ffi.new("struct mlpo_client_info *")
+        info.struct_size = ffi.sizeof("struct mlpo_client_info")
+        check(lib.mlpo_client_info(self._session.pointer, info))
+        return info
+
+
+def _string(text: Optional[str]) -> Any:
+    if text is None:
+        return ffi.NULL
+    encoded = text.encode()
+    if b"\0" in encoded:
+        raise ValueError(f"{text!r} contains a zero byte")
+    return ffi.new("char[]", encoded)
+
+
+def _tensor_array(specs: Sequence[TensorSpec], kept: list[Any]) -> Any:
+    """The C array of tensor specs; everything it points to is appended to `kept`, which must outlive it."""
+
+    def numbers(values: Optional[Sequence[int]], spec: TensorSpec) -> Any:
+        if values is None:
+            return ffi.NULL
+        if len(values) != len(spec.shape):
+            raise ValueError(f"tensor {spec.name!r}: {list(values)} has not as many entries as shape {list(spec.shape)}")
+        kept.append(ffi.new("uint64_t[]", list(values)))
+        return kept[-1]
+
+    array = ffi.new("struct mlpo_tensor_spec[]", max(1, len(specs)))
+    kept.append(array)
+    for item, spec in zip(array, specs):
+        item.struct_size = ffi.sizeof("struct mlpo_tensor_spec")
+        kept.append(_string(spec.name))
+        item.name = kept[-1]
+        item.numel = spec.numel
+        item.ndim = len(spec.shape)
+        item.shape = numbers(spec.shape, spec)
+        item.global_shape = numbers(spec.shape if spec.flat_range else spec.global_shape, spec)
+        item.offsets = numbers(spec.offsets, spec)
+        if spec.flat_range is not None:
+            item.flat, item.flat_first = 1, spec.flat_range[0]
+    return array
+
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    for client in list(_open_clients):
+        if not client._session.forked():
+            lib.mlpo_client_close(client._session.pointer)
