@@ -1,0 +1,39 @@
+"""What later versions will offer, so that asking for it now says what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from .._errors import not_offered
+
+
+class Absent:
+    """Methods that raise mlpo.NotOfferedError."""
+
+    def save(self, directory: str, **_: Any) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("OffloadAdamW.save()", "use torch.save(optimizer.state_dict(), file)")
+
+    def load(self, directory: str, **_: Any) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("OffloadAdamW.load()", "use optimizer.load_state_dict(torch.load(file))")
+
+    def clip_grad_norm_(self, max_norm: float, *_: Any, **__: Any) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("OffloadAdamW.clip_grad_norm_()", "use torch.nn.utils.clip_grad_norm_ before step()")
+
+    def attach_ddp(self, model: Any) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("OffloadAdamW.attach_ddp()", "gradients are taken at step(), after DDP's all-reduce")
+
+    def attach_forward(self, model: Any) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("OffloadAdamW.attach_forward()", "step() returns when every parameter has its new value")
+
+    def no_sync(self) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("OffloadAdamW.no_sync()", "accumulate in .grad and call step() once")
+
+    def wait(self) -> NoReturn:
+        """Not offered by this version."""
+        raise not_offered("OffloadAdamW.wait()", "step() returns when every parameter has its new value")

@@ -1,0 +1,360 @@
+"""OffloadAdamW: torch.optim.AdamW with its FP32 state in mlpo-daemon."""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from typing import Any, Callable, Iterable, NoReturn, Optional, Union
+
+import torch
+from torch.optim.optimizer import ParamsT
+
+from .._client import Client
+from .._errors import NonFiniteGradientError, not_offered
+from .._subgroup import Subgroup
+from . import _checks, _default_client, _state
+from ._absent import Absent
+from ._binding import Pack, fit_name
+from ._packing import Named, packs
+from ._steps import Part, Step, not_finite
+
+_DEFAULT_SUBGROUP_ELEMENTS = 16 << 20
+_WARN_AFTER_SKIPS = 3
+_MOVED = (
+    "parameter {} was moved to a param group with other hyper-parameters than its subgroup's: "
+    "make a new optimizer and load_state_dict(state_dict())"
+)
+
+
+class OffloadAdamW(Absent, torch.optim.Optimizer):
+    """AdamW whose master parameters and moments live in the node's mlpo-daemon, in FP32.
+
+    Same arithmetic, param_groups, schedulers, closures and state_dict as torch.optim.AdamW. Parameters may be float32,
+    float16 or bfloat16, of any strides, on any device; 16-bit ones have FP32 masters in the daemon. Gradients are taken
+    from `.grad` at step(), so whatever is done to them before (clipping, accumulation) counts; a parameter whose
+    gradient is None is left as it is. Parameters are registered at the first step() or load_state_dict().
+
+    Arguments beyond torch's:
+      client: an mlpo.Client; default: one for the process, made by mlpo.connect() at the first step.
+      name: beginning of the subgroups' keys; optimizers on one client need different ones.
+      subgroup_elements: parameters of one group and type are packed up to this many elements; a larger one is alone.
+      grad_dtype: of the slots' gradients; default as the parameter. torch.float32 takes FP32 gradients of 16-bit ones.
+      nonfinite: "raise": step() with an inf or NaN gradient changes nothing and raises mlpo.NonFiniteGradientError;
+        "apply": it is applied, as torch does.
+      replicas: with torch.distributed and more than one rank, allows that each rank keeps a whole copy of the state.
+    foreach, fused and capturable are accepted and have no effect. amsgrad, maximize and differentiable are refused.
+
+    Threads: as torch's optimizers, for one thread at a time. Errors of the daemon are mlpo.MlpoError. An interrupted or
+    failed step() is finished by the next call, with the same gradients and hyper-parameters, or raises again.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: Union[float, torch.Tensor] = 1e-3,
+        betas: tuple[Union[float, torch.Tensor], Union[float, torch.Tensor]] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        amsgrad: bool = False,
+        *,
+        client: Optional[Client] = None,
+        name: str = "default",
+        subgroup_elements: int = _DEFAULT_SUBGROUP_ELEMENTS,
+        grad_dtype: Optional[torch.dtype] = None,
+        nonfinite: str = "raise",
+        replicas: bool = False,
+        overlap: bool = False,
+        foreach: Optional[bool] = None,
+        fused: Optional[bool] = None,
+        capturable: bool = False,
+        maximize: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        if overlap:
+            raise not_offered("overlap=True", "leave it out: gradients are then taken at step()")
+        if nonfinite not in ("raise", "apply"):
+            raise ValueError(f'nonfinite is {nonfinite!r}; it is "raise" or "apply"')
+        if subgroup_elements < 1:
+            raise ValueError(f"subgroup_elements is {subgroup_elements}; it must be positive")
+        if grad_dtype is not None and grad_dtype not in _checks.DTYPES:
+            raise TypeError(f"grad_dtype is {grad_dtype}; offered are float32, float16 and bfloat16")
+        self._client = client
+        self._owns_client = client is None
+        self._name = name
+        self._subgroup_elements = subgroup_elements
+        self._grad_dtype = grad_dtype
+        self._apply_nonfinite = nonfinite == "apply"
+        self._replicas = replicas
+        self._packs: list[Pack] = []
+        self._places: dict[torch.Tensor, tuple[Pack, int]] = {}
+        self._under_way: Optional[Step] = None
+        self._skips_in_a_row = 0
+        self._closed = False
+        defaults = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
+            "foreach": foreach, "maximize": maximize, "capturable": capturable, "differentiable": differentiable,
+            "fused": fused, "decoupled_weight_decay": True,
+        }  # fmt: skip
+        _checks.group_flags(defaults)
+        _checks.hyper(defaults)
+        super().__init__(params, defaults)
+
+    @property
+    def subgroups(self) -> tuple[Subgroup, ...]:
+        """The registered subgroups, in order of registration."""
+        return tuple(pack.subgroup for pack in self._packs)
+
+    @property
+    def client(self) -> Optional[Client]:
+        """The client in use; None before the first step if none was given."""
+        return self._client
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group, as torch does; its parameters are registered at the next step."""
+        super().add_param_group(param_group)
+        try:
+            group = self.param_groups[-1]
+            _checks.group_flags(group)
+            _checks.hyper(group)
+            for item in self._named(len(self.param_groups) - 1):
+                _checks.parameter(item.param, item.name)
+            _checks.overlaps((item.param, item.name) for item in self._all_named())
+        except BaseException:
+            self.param_groups.pop()
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None, *, wait: bool = True) -> Any:
+        """One optimizer step; returns the closure's loss. On return every parameter has its new value."""
+        if not wait:
+            raise not_offered("step(wait=False)", "call step()")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_open()
+        self._finish_step()
+        step = self._next_step()
+        for part in step.parts:
+            if not part.pack.fresh:
+                for member in part.members:
+                    part.pack.reload_masters(member)
+        self._under_way = step
+        if not step.take_gradients() and not self._apply_nonfinite:
+            self._skip(step)
+        self._skips_in_a_row = 0
+        step.decided = True
+        self._finish_step()
+        return loss
+
+    @torch.no_grad()
+    def reload_masters(self) -> None:
+        """Makes the FP32 masters follow the parameters' present values.
+
+        step() notices by itself when parameters were replaced; this does it at once, whatever the signs. Elements whose
+        master rounds to the parameter's value keep it.
+        """
+        self._check_open()
+        self._finish_step()
+        self._bind()
+        for pack in self._packs:
+            for member in pack.members:
+                pack.reload_masters(member, force=True)
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """State in torch.optim.AdamW's form, with FP32 tensors on the CPU; 16-bit parameters have a third, "master"."""
+        self._check_open()
+        self._finish_step()
+        light = dict(self.state)
+        try:
+            for param, state in light.items():
+                place = self._places.get(param)
+                if place is not None:
+                    place[0].reload_masters(place[0].members[place[1]])
+                    self.state[param] = _state.read(*place)
+                else:
+                    self.state[param] = {**state, **_state.empty_moments(param)}
+            return super().state_dict()
+        finally:
+            self.state.clear()
+            self.state.update(light)
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over the state of torch.optim.AdamW or of this class. Checks all of it before it changes anything.
+
+        Never writes a parameter. Where a 16-bit parameter is not what its "master" rounds to, the parameter counts.
+        """
+        self._check_open()
+        state_dict = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            if changed is not None:
+                state_dict = changed
+        groups = self._merged_groups(state_dict["param_groups"])
+        states = self._states_of(state_dict)
+        for item in self._all_named():
+            _checks.parameter(item.param, item.name)
+            _state.check(item.param, item.name, states.get(item.param, {}))
+        self._finish_step()
+        self.param_groups = groups
+        self._bind()
+        self.state.clear()
+        for param, state in states.items():
+            if state:
+                self.state[param] = {"step": _state.step_tensor(int(state["step"]))}
+        for param, (pack, index) in self._places.items():
+            _state.write(pack, index, states.get(param, {}))
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def close(self) -> None:
+        """Ends the use of the daemon; the state is dropped. A client that was passed in stays open."""
+        if self._closed:
+            return
+        self._closed = True
+        self._packs, self._places = [], {}
+        if self._owns_client and self._client is not None:
+            _default_client.release(self._client)
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise TypeError("an OffloadAdamW cannot be copied: its state is in the daemon; use state_dict()")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError("an OffloadAdamW cannot be pickled: its state is in the daemon; use state_dict()")
+
+    # ---- Parameters
+
+    def _named(self, group_index: int) -> list[Named]:
+        group = self.param_groups[group_index]
+        names = group.get("param_names")
+        before = sum(len(other["params"]) for other in self.param_groups[:group_index])
+        return [
+            Named(param, names[index] if names and index < len(names) else str(before + index))
+            for index, param in enumerate(group["params"])
+        ]
+
+    def _all_named(self) -> list[Named]:
+        return [item for index in range(len(self.param_groups)) for item in self._named(index)]
+
+    def _bind(self) -> None:
+        """Registers parameters that are not yet."""
+        for index in range(len(self.param_groups)):
+            new = [item for item in self._named(index) if item.param.numel() and item.param not in self._places]
+            for item in new:
+                _checks.parameter(item.param, item.name)
+            for items in packs(new, self._subgroup_elements):
+                key = fit_name(f"{items[0].name}", f"#{len(self._packs)}", f"{self._name}/")
+                pack = Pack(self._connected(), key, items, self._grad_dtype)
+                self._packs.append(pack)
+                for member in pack.members:
+                    self._places[member.param] = (pack, member.index)
+
+    def _connected(self) -> Client:
+        if self._client is None:
+            self._client = _default_client.acquire()
+        _refuse_replicas(self._replicas)
+        return self._client
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("the optimizer was closed")
+        if self._client is not None:
+            self._client.check_alive()
+
+    # ---- Steps
+
+    def _next_step(self) -> Step:
+        """The step that the gradients and param_groups of this moment ask for. Registers new parameters.
+
+        Everything that step() refuses is refused here, before anything was changed.
+        """
+        hypers = []
+        for index, group in enumerate(self.param_groups):
+            _checks.group_flags(group)
+            hypers.append(_checks.hyper(group))
+            for item in self._named(index):
+                if item.param.grad is not None:
+                    _checks.gradient(item.param, item.name, self._grad_dtype or item.param.dtype)
+        self._bind()
+        parts: dict[int, Part] = {}
+        counts: dict[torch.Tensor, torch.Tensor] = {}
+        for group, hyper in zip(self.param_groups, hypers):
+            for param in group["params"]:
+                if param.grad is None:
+                    continue
+                known = self.state[param].get("step") if param in self.state else None
+                counts[param] = _state.step_tensor(1) if known is None else known + 1
+                if param.numel():
+                    pack, index = self._places[param]
+                    part = parts.setdefault(id(pack), Part(pack, hyper))
+                    if part.hyper != hyper:
+                        raise ValueError(_MOVED.format(pack.members[index].name))
+                    part.members.append(pack.members[index])
+        return Step(list(parts.values()), counts)
+
+    def _skip(self, step: Step) -> NoReturn:
+        """Forgets a step with gradients that are not finite."""
+        step.forget(overflow=True)
+        self._under_way = None
+        self._skips_in_a_row += 1
+        if self._skips_in_a_row == _WARN_AFTER_SKIPS:
+            warnings.warn(f"{_WARN_AFTER_SKIPS} steps in a row had gradients that are not finite", stacklevel=4)
+        raise NonFiniteGradientError(*not_finite(step.parts))
+
+    def _finish_step(self) -> None:
+        """Ends a step: at the end of step(), and in the next call if that was interrupted or failed."""
+        step = self._under_way
+        if step is None:
+            return
+        if step.decided:
+            step.finish(self._apply_nonfinite, self.state)
+        else:
+            step.forget()
+        self._under_way = None
+
+    # ---- load_state_dict
+
+    def _merged_groups(self, saved: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The saved hyper-parameters with this optimizer's parameters."""
+        saved = [dict(group) for group in saved]
+        if len(saved) != len(self.param_groups):
+            raise ValueError(f"the state has {len(saved)} param groups, the optimizer {len(self.param_groups)}")
+        merged = []
+        for index, (old, new) in enumerate(zip(self.param_groups, saved)):
+            if len(old["params"]) != len(new["params"]):
+                raise ValueError(
+                    f"param group {index} of the state has {len(new['params'])} parameters, the optimizer's {len(old['params'])}"
+                )
+            group = {key: deepcopy(value) for key, value in new.items() if key != "params"}
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+            group["params"] = old["params"]
+            if "param_names" in old:
+                group["param_names"] = old["param_names"]
+            _checks.group_flags(group)
+            _checks.hyper(group)
+            merged.append(group)
+        return merged
+
+    def _states_of(self, state_dict: dict[str, Any]) -> dict[torch.Tensor, dict[str, Any]]:
+        """The saved states by parameter; the order of parameters in the groups connects them, as in torch."""
+        ids = [key for group in state_dict["param_groups"] for key in group["params"]]
+        params = [param for group in self.param_groups for param in group["params"]]
+        by_id = dict(zip(ids, params))
+        unknown = [key for key in state_dict["state"] if key not in by_id]
+        if unknown:
+            raise ValueError(f"the state has entries of no parameter: {unknown[:8]}")
+        return {by_id[key]: value for key, value in state_dict["state"].items()}
+
+
+def _refuse_replicas(allowed: bool) -> None:
+    if allowed or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    ranks = torch.distributed.get_world_size()
+    if ranks > 1:
+        raise not_offered(
+            f"sharing optimizer state over {ranks} ranks of torch.distributed",
+            f"pass replicas=True to keep {ranks} whole copies of it, one a rank (gradients must be equal on all ranks)",
+        )

@@ -1,0 +1,142 @@
+"""One optimizer step on its way through the daemon.
+
+Up to `decided` nothing has changed and the step can be forgotten; from then on it must be finished. Both hold whatever
+interrupts it: every part can be repeated, so that an interrupt or a failure between two subgroups never leaves a step
+half done. To submit the identical update again is what the daemon wants where one was refused before its first block
+or ended partly done.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from dataclasses import dataclass, field
+from typing import Any, MutableMapping, Optional, Sequence
+
+import torch
+
+from .._errors import MlpoError, TimeoutError
+from .._native import lib
+from .._request import GradInfo, Request
+from ._binding import Member, Pack
+from ._checks import Hyper
+
+_TURN_S = 0.001  # updates end in any order; how long to wait for one before the others are looked at
+
+
+@dataclass
+class Part:
+    """A step's work on one subgroup."""
+
+    pack: Pack
+    hyper: Hyper
+    members: list[Member] = field(default_factory=list)  # those with a gradient
+    epoch: int = 0  # of the subgroup before this step
+    gradient: Optional[Request[GradInfo]] = None
+    update: Optional[Request[int]] = None
+    ended: bool = False
+
+
+class Step:
+    """A step and what it will have changed: `counts` are the parameters' step counts after it."""
+
+    def __init__(self, parts: Sequence[Part], counts: dict[torch.Tensor, torch.Tensor]) -> None:
+        self.parts = list(parts)
+        self.counts = counts
+        self.decided = False
+
+    def take_gradients(self) -> bool:
+        """Sends all gradients; whether they are finite."""
+        for part in self.parts:
+            part.epoch = part.pack.subgroup.epoch
+            part.gradient = part.pack.submit_gradient(part.members)
+        return all([part.gradient.result().all_finite for part in self.parts if part.gradient is not None])
+
+    def forget(self, overflow: bool = False) -> None:
+        """Ends the windows without an update. `overflow` counts one skipped step of the session."""
+        for part in self.parts:
+            if part.gradient is not None:
+                part.gradient.exception()  # the daemon reads the slot until then
+            part.pack.subgroup.discard("overflow" if overflow else "user")
+            overflow = False
+
+    def finish(self, apply_nonfinite: bool, state: MutableMapping[Any, dict[str, Any]]) -> None:
+        """Submits the updates, copies parameters back as they arrive, and moves the step counts.
+
+        Waits for all updates, then raises the first failure; a repeated call goes on with those that failed.
+        """
+        failure: Optional[MlpoError] = None
+        for part in self.parts:
+            if not part.ended and part.update is None:
+                try:
+                    part.update = _submit(part, apply_nonfinite)
+                except MlpoError as error:
+                    failure = failure or error
+                else:
+                    if part.update is None:
+                        _end(part)
+        waiting = [part for part in self.parts if part.update is not None and not part.ended]
+        while waiting:
+            for part in _some_ended(waiting):
+                assert part.update is not None
+                found = part.update.exception()
+                if found is None:
+                    _end(part)
+                else:
+                    part.update = None
+                    failure = failure or found
+            waiting = [part for part in waiting if part.update is not None and not part.ended]
+        if failure is not None:
+            raise failure
+        for param, count in self.counts.items():
+            state[param]["step"] = count
+
+
+def _end(part: Part) -> None:
+    part.pack.write_back(part.members)
+    part.ended = True
+
+
+def _submit(part: Part, apply_nonfinite: bool) -> Optional[Request[int]]:
+    """Submits the update; None if an interrupted call before has submitted it and it has ended well."""
+    subgroup, hyper = part.pack.subgroup, part.hyper
+    while subgroup.epoch != part.epoch + 1:
+        try:
+            return subgroup.submit_update(
+                hyper.lr, hyper.betas, hyper.eps, hyper.weight_decay, apply_nonfinite=apply_nonfinite
+            )
+        except MlpoError as error:
+            if error.code != lib.MLPO_ERR_SLOT_BUSY:
+                raise
+        time.sleep(_TURN_S)  # only after an interrupt: its request is lost, the update is running
+    return None
+
+
+def _some_ended(parts: Sequence[Part]) -> list[Part]:
+    """Waits until an update has ended and returns those that have."""
+    while True:
+        ended = [part for part in parts if part.update is not None and part.update.done()]
+        if ended:
+            return ended
+        first = parts[0].update
+        assert first is not None
+        try:
+            first.exception(_TURN_S)
+        except TimeoutError:
+            pass
+
+
+def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...]]:
+    """The arguments of NonFiniteGradientError for a step, with the names of the parameters."""
+    names = tuple(
+        member.name
+        for part in parts
+        for member in part.members
+        if member.param.grad is not None and not bool(member.param.grad.isfinite().all())
+    )
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    text = (
+        f"the gradient of {shown or 'a parameter'} is not finite; nothing was updated. Skip the step, or "
+        'pass nonfinite="apply" for what torch does'
+    )
+    return lib.MLPO_ERR_NOT_FINITE, text, errno.EDOM, names
