@@ -1,0 +1,51 @@
+#include "daemon/config/flags.h"
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+
+#include "daemon/config/load.h"
+
+namespace mlpo {
+
+Result<Flags> ParseFlags(int argc, const char* const* argv, std::string* output) try {
+  Flags flags;
+  std::string socket, memory;
+  CLI::App app(
+      "Offload daemon: keeps optimizer state on several storage paths for the trainers of one node.\n"
+      "Settings come from flags, then MLPO_SECTION__KEY variables, then the configuration file.",
+      "mlpo-daemon");
+  app.add_option("--config", flags.config, "TOML file, instead of /etc/mlpo/mlpo.toml and the user's own");
+  CLI::Option* socket_given = app.add_option("--socket", socket, "socket to listen on (default: $MLPO_SOCKET)");
+  app.add_option("--path", flags.paths, "storage directory, DIR or NAME=DIR; may be repeated")
+      ->type_name("DIR")
+      ->allow_extra_args(false);
+  CLI::Option* memory_given = app.add_option("--memory", memory, "size of the block buffers, such as 64GiB");
+  memory_given->type_name("SIZE");
+  app.add_flag("--check-config", flags.check_config, "check the configuration and exit: 0 or 78");
+  app.add_flag("--print-config", flags.print_config, "print the configuration with the origin of each value and exit");
+  bool version = false;
+  app.add_flag("--version", version, "print the version and exit");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    *output = app.help();
+    flags.answered = true;
+    return flags;
+  } catch (const CLI::ParseError& error) {
+    return Status::Invalid(std::string(error.what()) + " (mlpo-daemon --help shows the flags)");
+  }
+  if (version) {
+    *output = std::string("mlpo-daemon ") + DaemonVersion() + "\n";
+    flags.answered = true;
+  }
+  if (app.count("--config") != 0 && flags.config.empty())
+    return Status::Invalid("--config: the file's name must not be empty");
+  if (socket_given->count() != 0) flags.socket = socket;
+  if (memory_given->count() != 0) flags.memory = memory;
+  return flags;
+} catch (const std::exception& error) {
+  return Status::Invalid(std::string("command line: ") + error.what());
+}
+
+}  // namespace mlpo

@@ -1,0 +1,25 @@
+// Flags: the command line of mlpo-daemon, as it was given. Pure.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/base/status.h"
+
+namespace mlpo {
+
+struct Flags {
+  std::string config;
+  std::optional<std::string> socket;
+  std::optional<std::string> memory;
+  std::vector<std::string> paths;
+  bool check_config = false;
+  bool print_config = false;
+  bool answered = false;  // --help or --version: *output has the answer
+};
+
+// -EINVAL with the problem and where help is.
+Result<Flags> ParseFlags(int argc, const char* const* argv, std::string* output);
+
+}  // namespace mlpo
