@@ -1,0 +1,113 @@
+// Block, Subgroup and Op: what the scheduler moves. Data only; scheduler.h has the rules.
+//
+// Owner: the data thread. While a block is kWorking, workers use `buffer`, `fill` and the Op read-only.
+#pragma once
+
+#include <boost/intrusive/list.hpp>
+#include <boost/intrusive/set.hpp>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/scheduler/window.h"
+#include "daemon/types/ids.h"
+#include "daemon/types/request.h"
+#include "proto/tensor.h"
+
+namespace mlpo {
+
+struct Block;
+struct Op;
+struct Session;
+struct Subgroup;
+
+enum class BlockState : uint8_t {
+  kAway,      // no buffer; its state is in its extent, or all zero
+  kFetching,  // a read into its buffer is in flight
+  kClean,     // in its buffer, and the same in its extent (or all zero)
+  kWorking,   // workers use its buffer
+  kDirty,     // in its buffer only
+  kFlushing,  // a write of its buffer is in flight
+};
+
+// Parts of a block's buffer or content.
+inline constexpr uint8_t kPartMaster = 1;
+inline constexpr uint8_t kPartMoments = 2;  // both
+
+struct Extent {
+  PathIndex path = kNone;
+  uint64_t index = 0;  // in the session's file on that path
+};
+
+struct Block {
+  Subgroup* subgroup = nullptr;
+  uint32_t index = 0;  // in the subgroup
+  BlockState state = BlockState::kAway;
+  uint8_t nonzero = 0;  // parts whose content is not known to be all zero; only these are ever read or written
+  uint8_t filled = 0;   // parts that the buffer holds; workers zero the others first
+  bool dirty = false;   // kWorking: becomes kDirty rather than kClean if the work only reads
+  bool ahead = false;   // fetched before anybody asked, and not used since
+  uint64_t first = 0;   // element of the subgroup
+  uint64_t count = 0;
+  uint32_t epoch = 0;  // of its last update
+  BufferIndex buffer = kNone;
+  Extent extent;
+  Op* want = nullptr;  // the running operation that still needs this block
+
+  boost::intrusive::list_member_hook<> list_hook;    // kDirty or kClean and not wanted
+  boost::intrusive::set_member_hook<> pending_hook;  // kAway and wanted
+};
+
+// A range of an UPDATE that has one tensor and one kind of gradient.
+struct Segment {
+  uint64_t first = 0;  // elements of the subgroup
+  uint64_t end = 0;
+  uint32_t kind = 0;  // MLPO_PIECE_VALUE or MLPO_PIECE_ZERO
+  int64_t step = 0;   // of this update, from 1
+};
+
+// An accepted request that is not answered yet.
+struct Op {
+  Request request;
+  Session* session = nullptr;
+  Subgroup* subgroup = nullptr;
+  uint64_t sequence = 0;
+  uint32_t first_block = 0;  // state operations: the blocks they touch
+  uint32_t end_block = 0;
+  uint32_t left = 0;                         // blocks not done
+  uint32_t active = 0;                       // of these, being fetched or worked on
+  bool updated_any = false;                  // UPDATE: a block of it has been updated
+  Failure failure;                           // the first
+  std::vector<Segment> segments;             // UPDATE; in ascending order, SKIP left out
+  StatWork stats;                            // GRAD
+  std::shared_ptr<Window::Results> results;  // GRAD: where its chunks' statistics go
+  bool begun = false;
+
+  uint16_t kind() const { return request.submission.op; }
+  uint32_t priority() const { return kind() == MLPO_OP_UPDATE ? request.submission.arg : 0; }
+};
+
+struct Subgroup {
+  Subgroup(Session* s, SubgroupSpec p) : session(s), spec(std::move(p)), window(spec.numel, &spec.tensors) {}
+  Subgroup(const Subgroup&) = delete;  // the window borrows spec.tensors
+  Subgroup& operator=(const Subgroup&) = delete;
+
+  Session* session;
+  SubgroupSpec spec;
+  Window window;
+  std::vector<Block> blocks;
+  uint32_t epoch = 0;
+  uint32_t grads_running = 0;  // of the open window
+  bool params_valid = false;   // the slot holds the last update's parameters
+  bool torn = false;
+  mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
+  uint16_t torn_flags = 0;
+  Coverage torn_written;                   // what WRITE_STATE has written since
+  uint64_t last_update_sequence = 0;       // for the order of prefetch
+  std::deque<std::unique_ptr<Op>> queue;   // UPDATE, READ_STATE, WRITE_STATE; one runs at a time: the front
+  std::vector<std::unique_ptr<Op>> grads;  // that workers have
+};
+
+}  // namespace mlpo

@@ -1,0 +1,64 @@
+#include "daemon/scheduler/coverage.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace mlpo {
+
+Coverage::Pieces::const_iterator Coverage::At(uint64_t element) const {
+  auto it = pieces_.upper_bound(element);
+  if (it != pieces_.begin() && std::prev(it)->second.end > element) return std::prev(it);
+  return it;
+}
+
+Coverage::Outcome Coverage::Add(uint64_t first, uint64_t count, uint32_t kind, uint64_t* at) {
+  if (count == 0) return Outcome::kAdded;
+  const uint64_t end = first + count;
+  auto next = At(first);
+  if (next != pieces_.end() && next->first < end) {
+    *at = std::max(first, next->first);
+    return Outcome::kOverlap;
+  }
+  uint64_t joined_first = first;
+  uint64_t joined_end = end;
+  if (next != pieces_.end() && next->first == end && next->second.kind == kind) {
+    joined_end = next->second.end;
+    next = pieces_.erase(next);
+  }
+  if (next != pieces_.begin()) {
+    auto before = std::prev(next);
+    if (before->second.end == first && before->second.kind == kind) {
+      joined_first = before->first;
+      pieces_.erase(before);
+    }
+  }
+  if (pieces_.size() >= kMaxPieces) return Outcome::kTooMany;
+  pieces_[joined_first] = {joined_end, kind};
+  covered_ += count;
+  return Outcome::kAdded;
+}
+
+bool Coverage::Covers(uint64_t first, uint64_t end) const {
+  for (auto it = At(first); first < end; ++it) {
+    if (it == pieces_.end() || it->first > first) return false;
+    first = it->second.end;
+  }
+  return true;
+}
+
+void Coverage::FirstGap(uint64_t* first, uint64_t* count) const {
+  *first = 0;
+  auto it = pieces_.begin();
+  while (it != pieces_.end() && it->first == *first) {
+    *first = it->second.end;
+    ++it;
+  }
+  *count = (it == pieces_.end() ? numel_ : it->first) - *first;
+}
+
+void Coverage::Clear() {
+  pieces_.clear();
+  covered_ = 0;
+}
+
+}  // namespace mlpo

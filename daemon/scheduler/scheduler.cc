@@ -1,0 +1,175 @@
+#include "daemon/scheduler/scheduler.h"
+
+#include <algorithm>
+
+#include "daemon/base/check.h"
+#include "daemon/scheduler/session.h"
+#include "proto/abi.h"
+
+namespace mlpo {
+
+uint64_t Scheduler::PartBytes(uint64_t elements) { return (elements * 4 + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN; }
+
+uint32_t Scheduler::BlockCount(uint64_t numel, uint64_t block_elements) {
+  return static_cast<uint32_t>((numel + block_elements - 1) / block_elements);
+}
+
+Scheduler::Scheduler(Options options, SchedulerActions* actions)
+    : options_(std::move(options)), actions_(actions), shares_(PathShares(options_.paths)) {
+  CHECK(options_.buffers > 0 && !options_.paths.empty());
+  for (const PathParameters& parameters : options_.paths) {
+    PathState path;
+    path.parameters = parameters;
+    paths_.push_back(path);
+  }
+  // An undeclared path is taken to read as its share says.
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    const double read = paths_[i].parameters.read_bytes_per_s;
+    paths_[i].read_cost = read > 0 ? 1 / read : 1 / (shares_[i] * 1e9);
+  }
+  const uint32_t both_ways = 2 * options_.queue_blocks * static_cast<uint32_t>(paths_.size());
+  low_water_ = std::clamp(both_ways, 1u, std::max(1u, options_.buffers / 2));
+  for (uint32_t i = options_.buffers; i > 0; --i) free_.push_back(i - 1);
+  ahead_blocks_.resize(paths_.size());
+}
+
+Scheduler::~Scheduler() {
+  dirty_.clear();
+  clean_.clear();
+  clean_ahead_.clear();
+  for (auto& [id, session] : sessions_) {
+    for (PendingSet& set : session->pending) set.clear();
+  }
+}
+
+Session* Scheduler::Find(SessionId session) const {
+  auto it = sessions_.find(session);
+  return it == sessions_.end() ? nullptr : it->second.get();
+}
+
+const Subgroup* Scheduler::FindSubgroup(SessionId session, SubgroupId subgroup) const {
+  const Session* found = Find(session);
+  if (found == nullptr) return nullptr;
+  auto it = found->subgroups.find(subgroup);
+  return it == found->subgroups.end() ? nullptr : it->second.get();
+}
+
+void Scheduler::AddSession(SessionId id) {
+  CHECK(Find(id) == nullptr);
+  auto session = std::make_unique<Session>();
+  session->id = id;
+  session->extents.resize(paths_.size());
+  session->pending = std::vector<PendingSet>(paths_.size() + 1);
+  sessions_[id] = std::move(session);
+}
+
+void Scheduler::SetFiles(SessionId id, std::vector<FileId> files) {
+  Session* session = Find(id);
+  CHECK(session != nullptr && files.size() == paths_.size());
+  session->files = std::move(files);
+}
+
+void Scheduler::AddSubgroup(SessionId id, SubgroupSpec spec) {
+  Session* session = Find(id);
+  CHECK(session != nullptr && session->files.size() == paths_.size());
+  auto subgroup = std::make_unique<Subgroup>(session, std::move(spec));
+  const uint64_t numel = subgroup->spec.numel;
+  const uint32_t blocks = BlockCount(numel, options_.block_elements);
+  subgroup->blocks = std::vector<Block>(blocks);
+  uint64_t first = 0;
+  for (uint32_t i = 0; i < blocks; ++i) {
+    Block& block = subgroup->blocks[i];
+    block.subgroup = subgroup.get();
+    block.index = i;
+    block.first = first;
+    block.count = numel / blocks + (i < numel % blocks);
+    first += block.count;
+  }
+  subgroup->torn_written = Coverage(numel);
+  session->parameters += numel;
+  session->subgroups[subgroup->spec.id] = std::move(subgroup);
+}
+
+void Scheduler::EndSession(SessionId id, int64_t now_ns) {
+  now_ns_ = now_ns;
+  Session* session = Find(id);
+  if (session == nullptr || session->ending) return;
+  session->ending = true;
+  ops_ -= session->unanswered;
+  for (std::vector<Block*>& blocks : ahead_blocks_) {
+    std::erase_if(blocks, [&](Block* block) { return block->subgroup->session == session; });
+  }
+  for (auto& [handle, subgroup] : session->subgroups) {
+    for (Block& block : subgroup->blocks) {
+      if (block.pending_hook.is_linked()) RemovePending(block);
+      if (block.state == BlockState::kClean || block.state == BlockState::kDirty) DropBuffer(block);
+    }
+    if (!subgroup->queue.empty() && subgroup->queue.front()->begun) --state_ops_;
+  }
+  MaybeGone(*session);
+  Pump();
+}
+
+void Scheduler::MaybeGone(Session& session) {
+  if (!session.ending || session.in_flight > 0) return;
+  for (auto& [handle, subgroup] : session.subgroups) {
+    for (Block& block : subgroup->blocks) ReleaseExtent(block);
+  }
+  const SessionId id = session.id;
+  sessions_.erase(id);
+  actions_->SessionGone(id);
+}
+
+void Scheduler::Tick(int64_t now_ns) {
+  now_ns_ = now_ns;
+  Pump();
+  const bool can_move = pending_ == 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty() ||
+                        !transfers_.empty() || working_ > 0;
+  if (can_move) {
+    stuck_since_ns_ = 0;
+  } else if (stuck_since_ns_ == 0) {
+    stuck_since_ns_ = now_ns;
+  } else if (now_ns - stuck_since_ns_ >= options_.no_path_timeout_ns) {
+    FailStuck();
+    stuck_since_ns_ = 0;
+  }
+}
+
+void Scheduler::Fill(PoolSnapshot* pool) const {
+  pool->buffers = options_.buffers;
+  pool->free_blocks = free_.size();
+  pool->cached_blocks = options_.buffers - free_.size();
+  pool->dirty_blocks = dirty_.size() + flushing_;
+}
+
+const char* Scheduler::StateName(const PathState& path) const {
+  if (path.write_error == 0) return "healthy";
+  if (path.write_error == ENOSPC || path.write_error == EDQUOT || path.write_error == EFBIG) return "full";
+  if (path.write_error == EROFS) return "read_only";
+  return path.write_failures < 3 ? "suspect" : "quarantined";
+}
+
+void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot) const {
+  const PathState& path = paths_[index];
+  snapshot->state = StateName(path);
+  snapshot->scratch_bytes = path.extent_bytes;
+  snapshot->read_errors = path.read_errors;
+  snapshot->write_errors = path.write_errors;
+  snapshot->in_flight = path.reads + path.writes;
+}
+
+void Scheduler::Fill(SessionId id, SessionSnapshot* snapshot) const {
+  const Session* session = Find(id);
+  if (session == nullptr) return;
+  snapshot->parameters = session->parameters;
+  snapshot->subgroups = session->subgroups.size();
+  snapshot->skipped_steps = session->skipped_steps;
+  snapshot->requests_in_flight = session->unanswered;
+  bool first = true;
+  for (const auto& [handle, subgroup] : session->subgroups) {
+    snapshot->epoch = first ? subgroup->epoch : std::min<uint64_t>(snapshot->epoch, subgroup->epoch);
+    first = false;
+  }
+}
+
+}  // namespace mlpo

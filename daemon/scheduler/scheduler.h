@@ -1,0 +1,199 @@
+// Scheduler: decides which block is read, worked on and written when and where, for all sessions. Policy only: no
+// system calls, no threads; what is to be done goes to SchedulerActions, what has happened comes back as calls, time as
+// an argument.
+//
+// Rules (after MLP-Offload, SC'25, and what measuring its traffic showed):
+// - A block needs exactly one buffer at a time, and every buffer state is left by I/O, by a worker or by time, never by
+// a
+//   message from a client; clean blocks may be dropped at once. So there is no deadlock with any number of buffers.
+// - Blocks in memory are worked on first, then whichever arrives first from any path.
+// - A dirty block belongs to no path until its flush starts. Flushes start only while free buffers plus buffers being
+//   flushed are below the low-water mark and somebody needs one, or the cache would empty itself; oldest first, so that
+//   what was updated last stays for the beginning of the next step.
+// - A flush goes to the path furthest below its share of the session's blocks.
+// - A free buffer goes to the path whose remaining reads take longest; in it, to the session that has had least.
+// - In flight per path at most queue_blocks a direction and max(1, buffers/(paths+1)) together: a slow path cannot take
+//   the pool.
+// - After a step the low-water mark's worth of buffers is freed once and filled ahead; then nothing moves until asked.
+//
+// Operations of one subgroup: GRADs run side by side; everything else waits for them and runs one at a time.
+//
+// Owner and only user: the data thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/scheduler/block.h"
+#include "daemon/scheduler/placement.h"
+#include "daemon/types/request.h"
+#include "daemon/types/snapshot.h"
+#include "daemon/types/transfer.h"
+
+namespace mlpo {
+
+// What the scheduler asks for. Calls do not come back into the scheduler before they return.
+class SchedulerActions {
+ public:
+  virtual ~SchedulerActions() = default;
+  // Answered by TransferDone, always.
+  virtual void StartTransfer(const Transfer& transfer) = 0;
+  // UPDATE, READ_STATE or WRITE_STATE of op on one block in its buffer; answered by BlockWorkDone.
+  virtual void StartBlockWork(const Op& op, const Block& block) = 0;
+  // The chunks of op.stats of a GRAD; answered by StatsDone.
+  virtual void StartStats(Op& op) = 0;
+  // READ_STATE or WRITE_STATE of step counts: between op's staging area and tensors[first, first + count).
+  virtual Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) = 0;
+  // Before the completion of an UPDATE: all parameters are in the slot.
+  virtual void PublishEpoch(const Subgroup& subgroup) = 0;
+  virtual void Complete(const Completion& completion) = 0;
+  // Nothing of an ended session is in flight any more.
+  virtual void SessionGone(SessionId session) = 0;
+};
+
+class Scheduler {
+ public:
+  struct Options {
+    uint32_t buffers = 0;  // at least 1
+    uint64_t block_elements = 0;
+    uint64_t extents_offset_bytes = 0;  // where extents begin in a session's file
+    uint32_t queue_blocks = 4;
+    int64_t no_path_timeout_ns = 0;
+    std::vector<PathParameters> paths;
+    std::vector<std::string> path_names;  // for messages
+  };
+
+  Scheduler(Options options, SchedulerActions* actions);
+  ~Scheduler();
+
+  void AddSession(SessionId session);
+  // The session's file on each path; before its first subgroup.
+  void SetFiles(SessionId session, std::vector<FileId> files);
+  void AddSubgroup(SessionId session, SubgroupSpec spec);
+  // Drops what is queued, answers nothing more, and calls SessionGone when nothing is in flight.
+  void EndSession(SessionId session, int64_t now_ns);
+
+  // A validated request: handles, ranges and hyper-parameters are good. Answered by exactly one Complete.
+  void Submit(const Request& request, int64_t now_ns);
+  void TransferDone(const TransferResult& result, int64_t now_ns);
+  void BlockWorkDone(SessionId session, SubgroupId subgroup, uint32_t block, int64_t now_ns);
+  void StatsDone(Op* op, int64_t now_ns);
+  // Time has passed: deadlines, and paths that are tried again. Call at least once a second while !idle().
+  void Tick(int64_t now_ns);
+
+  // No request is unanswered and nothing is in flight.
+  bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0; }
+  // For validation of submissions; nullptr if the session has no such subgroup.
+  const Subgroup* FindSubgroup(SessionId session, SubgroupId subgroup) const;
+
+  void Fill(PoolSnapshot* pool) const;
+  void Fill(PathIndex path, PathSnapshot* snapshot) const;
+  void Fill(SessionId session, SessionSnapshot* snapshot) const;
+
+  // Bytes of one block's parts on storage and in its buffer: master, first and second moments, each padded to
+  // MLPO_ALIGN.
+  static uint64_t PartBytes(uint64_t elements);
+  static uint64_t BufferBytes(uint64_t block_elements) { return 3 * PartBytes(block_elements); }
+  // How a subgroup of n elements is cut: nearly equal blocks of at most block_elements.
+  static uint32_t BlockCount(uint64_t numel, uint64_t block_elements);
+
+ private:
+  struct PathState {
+    PathParameters parameters;
+    double read_cost = 0;  // seconds a byte, for comparison between paths only
+    uint32_t reads = 0;    // transfers in flight
+    uint32_t writes = 0;
+    uint64_t pending_bytes = 0;   // that operations wait to have read
+    uint64_t extent_bytes = 0;    // of all sessions' extents in use
+    int write_error = 0;          // of the last write, 0 after a success
+    int64_t write_again_ns = 0;   // no writes before this time
+    uint32_t write_failures = 0;  // in a row
+    uint64_t read_errors = 0;
+    uint64_t write_errors = 0;
+  };
+  struct InFlight {
+    Transfer transfer;
+    Block* block = nullptr;
+    Extent extent;
+  };
+
+  Session* Find(SessionId session) const;
+  // Operations: scheduler_ops.cc
+  void SubmitGrad(Subgroup& subgroup, const Request& request);
+  void SubmitDiscard(Session& session, const Request& request);
+  void SubmitState(Subgroup& subgroup, const Request& request);
+  Failure CheckUpdate(const Subgroup& subgroup, const Request& request) const;
+  void RunQueue(Subgroup& subgroup);
+  Failure BeginOp(Op& op);
+  Failure BeginUpdate(Op& op);
+  bool Touches(const Op& op, const Block& block, size_t* segment) const;
+  void EndFront(Subgroup& subgroup);
+  void EndUpdate(Op& op, Completion* completion);
+  void EndWrite(Op& op);
+  void FailOp(Op& op, Failure failure);
+  void BlockDone(Op& op);
+  void Answer(const Request& request, Failure failure, uint64_t value = 0, uint32_t flags = 0, uint32_t detail = 0);
+  // Blocks: scheduler_blocks.cc
+  void WantBlock(Op& op, Block& block);
+  bool NeedsOldContent(const Block& block) const;
+  void StartWork(Block& block);
+  void MakePending(Block& block);
+  void RemovePending(Block& block);
+  void SettleInMemory(Block& block);
+  void LeaveLists(Block& block);
+  void DropBuffer(Block& block);
+  void ReleaseExtent(Block& block);
+  bool TakeBuffer(BufferIndex* buffer);
+  void MaybeGone(Session& session);
+  // Movement: scheduler_pump.cc
+  void Pump();
+  void PumpFlushes();
+  bool FetchOne();
+  bool FetchAheadOne();
+  void CollectAhead();
+  Session* ChooseSession(size_t queue) const;
+  PathIndex ChooseReadPath(const std::vector<double>& waiting_s) const;
+  void StartRead(Block& block, BufferIndex buffer);
+  bool StartFlush(Block& block);
+  PathIndex ChooseFlushPath(const Session& session) const;
+  bool HasRoom(const PathState& path) const;
+  bool MayQueue(const PathState& path, Direction direction) const;
+  void ReadDone(const InFlight& in_flight, const TransferResult& result);
+  void WriteDone(const InFlight& in_flight, const TransferResult& result);
+  void FailStuck();
+  const char* StateName(const PathState& path) const;
+
+  using BlockList = boost::intrusive::list<
+      Block, boost::intrusive::member_hook<Block, boost::intrusive::list_member_hook<>, &Block::list_hook>>;
+
+  const Options options_;
+  SchedulerActions* const actions_;
+  std::vector<double> shares_;
+  std::vector<PathState> paths_;
+  uint32_t low_water_;
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::map<uint64_t, InFlight> transfers_;
+  uint64_t next_transfer_ = 1;
+  uint64_t next_sequence_ = 1;
+
+  int64_t now_ns_ = 0;          // of the call that is being carried out
+  int64_t stuck_since_ns_ = 0;  // nothing can move since; 0: not so
+
+  std::vector<BufferIndex> free_;
+  BlockList dirty_;        // in the order in which they became so
+  BlockList clean_;        // used, kept while there is room; dropped first
+  BlockList clean_ahead_;  // fetched ahead and not used yet; dropped last
+  uint32_t flushing_ = 0;
+  uint32_t working_ = 0;    // blocks and GRADs that workers have
+  uint64_t ops_ = 0;        // unanswered requests that are kept
+  uint64_t state_ops_ = 0;  // of these, begun and not GRAD
+  uint64_t pending_ = 0;    // blocks that wait for a buffer
+  enum class Ahead { kRest, kFlush, kFetch } ahead_ = Ahead::kRest;
+  std::vector<std::vector<Block*>> ahead_blocks_;  // per path, last one first to be fetched
+  uint32_t ahead_budget_ = 0;
+};
+
+}  // namespace mlpo

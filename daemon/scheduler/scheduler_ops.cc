@@ -1,0 +1,342 @@
+// Scheduler: operations, from submission to completion.
+#include <algorithm>
+#include <cstring>
+
+#include "daemon/base/check.h"
+#include "daemon/scheduler/scheduler.h"
+#include "daemon/scheduler/session.h"
+
+namespace mlpo {
+namespace {
+
+Failure Fail(int status, std::string text) {
+  Failure failure;
+  failure.status = status;
+  failure.text = std::move(text);
+  return failure;
+}
+
+bool UpdateQueued(const Subgroup& subgroup) {
+  return std::any_of(subgroup.queue.begin(), subgroup.queue.end(),
+                     [](const auto& op) { return op->kind() == MLPO_OP_UPDATE; });
+}
+
+std::string Named(const Subgroup& subgroup) { return "subgroup '" + subgroup.spec.key + "'"; }
+
+// What everything that changes a window or uses a gradient is refused with.
+Failure CheckSlot(const Subgroup& subgroup) {
+  if (UpdateQueued(subgroup)) return Fail(MLPO_E_SLOT_BUSY, "an UPDATE of " + Named(subgroup) + " has not ended");
+  if (subgroup.torn) {
+    return Fail(MLPO_E_TORN, Named(subgroup) + " is partly at epoch " + std::to_string(subgroup.epoch + 1) +
+                                 ": repeat the identical UPDATE, or write all of its state");
+  }
+  return {};
+}
+
+Failure CheckEpoch(const Subgroup& subgroup, uint32_t epoch) {
+  if (epoch == subgroup.epoch + 1) return {};
+  return Fail(MLPO_E_EPOCH, Named(subgroup) + " is at epoch " + std::to_string(subgroup.epoch) + ", so " +
+                                std::to_string(subgroup.epoch + 1) + " is next, not " + std::to_string(epoch));
+}
+
+uint32_t SlotState(const Subgroup& subgroup) {
+  if (UpdateQueued(subgroup)) return MLPO_SLOT_BUSY;
+  if (subgroup.torn) return MLPO_SLOT_TORN;
+  if (subgroup.window.complete() && subgroup.grads_running == 0 && subgroup.window.begun()) return MLPO_SLOT_GRAD;
+  return subgroup.params_valid && !subgroup.window.begun() ? MLPO_SLOT_PARAM : MLPO_SLOT_OPEN;
+}
+
+uint64_t Bits(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+}  // namespace
+
+void Scheduler::Answer(const Request& request, Failure failure, uint64_t value, uint32_t flags, uint32_t detail) {
+  Completion completion;
+  completion.session = request.session;
+  completion.user_data = request.submission.user_data;
+  completion.subgroup = request.submission.subgroup;
+  completion.flags = flags;
+  completion.value = value;
+  completion.detail = detail;
+  completion.failure = std::move(failure);
+  actions_->Complete(completion);
+}
+
+void Scheduler::Submit(const Request& request, int64_t now_ns) {
+  now_ns_ = now_ns;
+  Session* session = Find(request.session);
+  if (session == nullptr || session->ending) return;  // its ring is not read any more
+  const uint16_t op = request.submission.op;
+  if (op == MLPO_OP_NOP) return Answer(request, {});
+  if (op == MLPO_OP_DISCARD) return SubmitDiscard(*session, request);
+  if (op > MLPO_OP_STAT || (op >= MLPO_OP_FETCH && op <= MLPO_OP_CANCEL)) {
+    return Answer(request, Fail(-EOPNOTSUPP, "operation " + std::to_string(op) + " is not offered by this daemon"));
+  }
+  Subgroup& subgroup = *session->subgroups.at(request.submission.subgroup);
+  if (op == MLPO_OP_STAT) return Answer(request, {}, subgroup.epoch, 0, SlotState(subgroup));
+  if (op == MLPO_OP_GRAD) return SubmitGrad(subgroup, request);
+  SubmitState(subgroup, request);
+  Pump();
+}
+
+void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
+  const mlpo_submission& submission = request.submission;
+  auto op = std::make_unique<Op>();
+  Failure failure = CheckSlot(subgroup);
+  if (failure.status == 0) failure = CheckEpoch(subgroup, submission.epoch);
+  if (failure.status == 0) {
+    failure = subgroup.window.AddPiece(submission.first, submission.count, submission.arg, &op->stats);
+  }
+  if (failure.status != 0) return Answer(request, std::move(failure));
+  op->request = request;
+  op->session = subgroup.session;
+  op->subgroup = &subgroup;
+  op->results = subgroup.window.results();
+  ++ops_;
+  ++subgroup.session->unanswered;
+  ++subgroup.session->in_flight;
+  ++subgroup.grads_running;
+  ++working_;
+  Op* started = op.get();
+  subgroup.grads.push_back(std::move(op));
+  actions_->StartStats(*started);
+}
+
+void Scheduler::StatsDone(Op* op, int64_t now_ns) {
+  now_ns_ = now_ns;
+  --working_;
+  Session& session = *op->session;
+  Subgroup& subgroup = *op->subgroup;
+  --session.in_flight;
+  auto place = std::find_if(subgroup.grads.begin(), subgroup.grads.end(), [&](const auto& g) { return g.get() == op; });
+  std::unique_ptr<Op> done = std::move(*place);
+  subgroup.grads.erase(place);
+  if (session.ending) return MaybeGone(session);
+  --ops_;
+  --session.unanswered;
+  if (done->results != subgroup.window.results()) {
+    return Answer(done->request, Fail(-ECANCELED, "the window was discarded before this gradient was looked at"));
+  }
+  --subgroup.grads_running;
+  const bool complete = subgroup.window.complete() && subgroup.grads_running == 0;
+  const Window::ChunkResult sum = complete ? subgroup.window.Total() : Window::Sum(*done->results, done->stats);
+  Answer(done->request, {}, Bits(sum.sum_of_squares),
+         (sum.all_finite ? MLPO_COMPLETION_ALL_FINITE : 0) | (complete ? MLPO_COMPLETION_WINDOW_COMPLETE : 0));
+  RunQueue(subgroup);
+  Pump();
+}
+
+void Scheduler::SubmitDiscard(Session& session, const Request& request) {
+  const bool all = request.submission.subgroup == MLPO_ALL_SUBGROUPS;
+  for (auto& [handle, subgroup] : session.subgroups) {
+    if (!all && handle != request.submission.subgroup) continue;
+    Failure failure = CheckSlot(*subgroup);
+    if (failure.status != 0) return Answer(request, std::move(failure));
+  }
+  for (auto& [handle, subgroup] : session.subgroups) {
+    if (!all && handle != request.submission.subgroup) continue;
+    subgroup->window.Clear();
+    subgroup->grads_running = 0;
+  }
+  if (request.submission.arg == MLPO_DISCARD_OVERFLOW) ++session.skipped_steps;
+  Answer(request, {});
+}
+
+Failure Scheduler::CheckUpdate(const Subgroup& subgroup, const Request& request) const {
+  if (UpdateQueued(subgroup)) return CheckSlot(subgroup);
+  Failure failure = CheckEpoch(subgroup, request.submission.epoch);
+  if (failure.status != 0 || !subgroup.torn) return failure;
+  if (std::memcmp(&request.hyper, &subgroup.torn_hyper, sizeof request.hyper) == 0 &&
+      request.submission.flags == subgroup.torn_flags) {
+    return {};
+  }
+  return Fail(MLPO_E_TORN, Named(subgroup) +
+                               " is partly updated with other hyper-parameters: repeat the identical "
+                               "UPDATE, or write all of its state");
+}
+
+void Scheduler::SubmitState(Subgroup& subgroup, const Request& request) {
+  if (request.submission.op == MLPO_OP_UPDATE) {
+    Failure failure = CheckUpdate(subgroup, request);
+    if (failure.status != 0) return Answer(request, std::move(failure));
+  }
+  auto op = std::make_unique<Op>();
+  op->request = request;
+  op->session = subgroup.session;
+  op->subgroup = &subgroup;
+  op->sequence = next_sequence_++;
+  ++ops_;
+  ++subgroup.session->unanswered;
+  subgroup.queue.push_back(std::move(op));
+  RunQueue(subgroup);
+}
+
+// Begins what waits at the front, and ends it if there is nothing to wait for.
+void Scheduler::RunQueue(Subgroup& subgroup) {
+  while (!subgroup.queue.empty() && !subgroup.queue.front()->begun) {
+    Op& op = *subgroup.queue.front();
+    if (op.kind() == MLPO_OP_UPDATE && subgroup.grads_running > 0) return;
+    op.begun = true;
+    ++state_ops_;
+    op.failure = BeginOp(op);
+    if (op.failure.status == 0 && op.left > 0) return;
+    EndFront(subgroup);
+  }
+}
+
+Failure Scheduler::BeginOp(Op& op) {
+  Subgroup& subgroup = *op.subgroup;
+  ahead_ = Ahead::kRest;
+  if (op.kind() == MLPO_OP_UPDATE) return BeginUpdate(op);
+  const mlpo_submission& submission = op.request.submission;
+  if (submission.arg == MLPO_PART_STEP || submission.count == 0) return {};  // done in EndFront
+  const uint64_t end = submission.first + submission.count;
+  auto behind = [](uint64_t at, const Block& block) { return at < block.first; };
+  auto begin = std::upper_bound(subgroup.blocks.begin(), subgroup.blocks.end(), submission.first, behind);
+  op.first_block = static_cast<uint32_t>(begin - subgroup.blocks.begin()) - 1;
+  op.end_block = op.first_block;
+  while (op.end_block < subgroup.blocks.size() && subgroup.blocks[op.end_block].first < end) ++op.end_block;
+  op.left = op.end_block - op.first_block;
+  for (uint32_t i = op.first_block; i < op.end_block; ++i) WantBlock(op, subgroup.blocks[i]);
+  return {};
+}
+
+Failure Scheduler::BeginUpdate(Op& op) {
+  Subgroup& subgroup = *op.subgroup;
+  Failure failure = subgroup.window.CheckComplete();
+  if (failure.status != 0) return failure;
+  if (!(op.request.submission.flags & MLPO_UPDATE_APPLY_NONFINITE) && !subgroup.window.Total().all_finite) {
+    return Fail(MLPO_E_NOT_FINITE, "the gradient of " + Named(subgroup) + " has an infinity or NaN: discard it");
+  }
+  for (const Tensor& tensor : subgroup.spec.tensors) {
+    const uint64_t tensor_end = tensor.first + tensor.count;
+    for (auto it = subgroup.window.coverage().At(tensor.first);
+         it != subgroup.window.coverage().pieces().end() && it->first < tensor_end; ++it) {
+      if (it->second.kind == MLPO_PIECE_SKIP) continue;
+      op.segments.push_back(Segment{std::max(it->first, tensor.first), std::min(it->second.end, tensor_end),
+                                    it->second.kind, tensor.step + 1});
+    }
+  }
+  const uint32_t target = subgroup.epoch + 1;
+  op.end_block = static_cast<uint32_t>(subgroup.blocks.size());
+  std::vector<Block*> wanted;
+  size_t segment = 0;
+  for (Block& block : subgroup.blocks) {
+    if (subgroup.torn && block.epoch == target) continue;  // done by the UPDATE that tore it
+    block.epoch = subgroup.epoch;
+    if (Touches(op, block, &segment)) {
+      wanted.push_back(&block);
+    } else {
+      block.epoch = target;
+    }
+  }
+  op.updated_any = subgroup.torn;
+  op.left = static_cast<uint32_t>(wanted.size());
+  for (Block* block : wanted) WantBlock(op, *block);
+  return {};
+}
+
+// Whether a segment of op meets the block; *segment walks along with blocks in ascending order.
+bool Scheduler::Touches(const Op& op, const Block& block, size_t* segment) const {
+  while (*segment < op.segments.size() && op.segments[*segment].end <= block.first) ++*segment;
+  return *segment < op.segments.size() && op.segments[*segment].first < block.first + block.count;
+}
+
+// Work on one block has ended for op.
+void Scheduler::BlockDone(Op& op) {
+  --op.left;
+  --op.active;
+  if (op.left == 0 || (op.failure.status != 0 && op.active == 0)) {
+    Subgroup& subgroup = *op.subgroup;
+    EndFront(subgroup);
+    RunQueue(subgroup);
+  }
+}
+
+// Stops op: blocks that have not begun are not wanted any more; it ends when those in motion have.
+void Scheduler::FailOp(Op& op, Failure failure) {
+  if (op.failure.status == 0) op.failure = std::move(failure);
+  for (uint32_t i = op.first_block; i < op.end_block; ++i) {
+    Block& block = op.subgroup->blocks[i];
+    if (block.want != &op || block.state == BlockState::kWorking || block.state == BlockState::kFetching) continue;
+    if (block.pending_hook.is_linked()) RemovePending(block);
+    block.want = nullptr;
+  }
+}
+
+void Scheduler::EndFront(Subgroup& subgroup) {
+  std::unique_ptr<Op> op = std::move(subgroup.queue.front());
+  subgroup.queue.pop_front();
+  --state_ops_;
+  --ops_;
+  --subgroup.session->unanswered;
+  Completion completion;
+  completion.session = op->request.session;
+  completion.user_data = op->request.submission.user_data;
+  completion.subgroup = op->request.submission.subgroup;
+  if (op->kind() == MLPO_OP_UPDATE) {
+    EndUpdate(*op, &completion);
+    if (state_ops_ == 0) ahead_ = Ahead::kFlush;
+  } else if (op->request.submission.arg == MLPO_PART_STEP) {
+    op->failure = actions_->CopySteps(*op, subgroup.spec.tensors);
+  } else if (op->kind() == MLPO_OP_WRITE_STATE && op->failure.status == 0) {
+    EndWrite(*op);
+  }
+  completion.failure = std::move(op->failure);
+  actions_->Complete(completion);
+}
+
+void Scheduler::EndUpdate(Op& op, Completion* completion) {
+  Subgroup& subgroup = *op.subgroup;
+  if (op.failure.status != 0) {
+    if (!op.updated_any) return;  // nothing has changed: the window is as it was
+    subgroup.torn = true;
+    subgroup.torn_hyper = op.request.hyper;
+    subgroup.torn_flags = op.request.submission.flags;
+    subgroup.torn_written.Clear();
+    op.failure.text += "; the subgroup is torn";
+    return;
+  }
+  // A tensor takes part unless it was skipped; one without elements always does.
+  for (Tensor& tensor : subgroup.spec.tensors) {
+    auto piece = subgroup.window.coverage().At(tensor.first);
+    const bool skipped = tensor.count > 0 && piece->second.kind == MLPO_PIECE_SKIP;
+    if (!skipped) ++tensor.step;
+  }
+  subgroup.torn = false;
+  subgroup.window.Clear();
+  subgroup.params_valid = true;
+  subgroup.last_update_sequence = op.sequence;
+  completion->value = ++subgroup.epoch;
+  actions_->PublishEpoch(subgroup);
+}
+
+// A torn subgroup is whole again once all parts of every element have been written.
+void Scheduler::EndWrite(Op& op) {
+  Subgroup& subgroup = *op.subgroup;
+  const mlpo_submission& submission = op.request.submission;
+  if (!subgroup.torn || submission.arg != MLPO_PART_STATE) return;
+  // Written twice is as good as once: only what is missing is added.
+  uint64_t at = submission.first;
+  const uint64_t end = submission.first + submission.count;
+  while (at < end) {
+    auto piece = subgroup.torn_written.At(at);
+    const bool covered = piece != subgroup.torn_written.pieces().end() && piece->first <= at;
+    const uint64_t next =
+        piece == subgroup.torn_written.pieces().end() ? end : (covered ? piece->second.end : piece->first);
+    uint64_t unused;
+    if (!covered) subgroup.torn_written.Add(at, std::min(next, end) - at, MLPO_PIECE_VALUE, &unused);
+    at = next;
+  }
+  if (!subgroup.torn_written.complete()) return;
+  subgroup.torn = false;
+  subgroup.params_valid = false;
+  subgroup.window.Clear();
+  for (Block& block : subgroup.blocks) block.epoch = subgroup.epoch;
+}
+
+}  // namespace mlpo

@@ -1,0 +1,356 @@
+// Scheduler: movement between memory and paths.
+#include <algorithm>
+#include <limits>
+#include <system_error>
+
+#include "daemon/base/check.h"
+#include "daemon/base/clock.h"
+#include "daemon/scheduler/scheduler.h"
+#include "daemon/scheduler/session.h"
+#include "proto/abi.h"
+
+namespace mlpo {
+namespace {
+
+// How long a path that failed a write is left alone.
+int64_t PauseNs(int error, uint32_t failures) {
+  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return kNsPerS;
+  if (error == EROFS) return 5 * kNsPerS;
+  return std::min<int64_t>(60, int64_t{1} << std::min(failures, 6u)) * kNsPerS;
+}
+
+}  // namespace
+
+void Scheduler::Pump() {
+  PumpFlushes();
+  while (FetchOne()) PumpFlushes();
+  while (FetchAheadOne()) {
+  }
+}
+
+bool Scheduler::MayQueue(const PathState& path, Direction direction) const {
+  const uint32_t paths = static_cast<uint32_t>(paths_.size());
+  const uint32_t limit = std::max(1u, options_.buffers / (paths + 1));
+  const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
+  return same < options_.queue_blocks && path.reads + path.writes < limit;
+}
+
+// ---- Flushing ----
+
+void Scheduler::PumpFlushes() {
+  uint64_t need = 0;
+  if (pending_ > 0) {
+    need = std::min<uint64_t>(low_water_, pending_);
+  } else if (ahead_ == Ahead::kFlush) {
+    need = low_water_;
+  }
+  while (!dirty_.empty() && free_.size() + clean_.size() + flushing_ < need) {
+    if (!StartFlush(dirty_.back())) break;
+  }
+  if (ahead_ == Ahead::kFlush && pending_ == 0 && flushing_ == 0 && working_ == 0) CollectAhead();
+}
+
+bool Scheduler::HasRoom(const PathState& path) const {
+  if (path.write_error != 0 && (now_ns_ < path.write_again_ns || path.writes > 0)) return false;
+  const uint64_t capacity = path.parameters.capacity_bytes;
+  return capacity == 0 || path.extent_bytes + BufferBytes(options_.block_elements) <= capacity;
+}
+
+PathIndex Scheduler::ChooseFlushPath(const Session& session) const {
+  double total = 1;
+  double shares = 0;
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    total += static_cast<double>(session.extents[i].in_use());
+    if (HasRoom(paths_[i])) shares += shares_[i];
+  }
+  PathIndex best = kNone;
+  double furthest = -std::numeric_limits<double>::infinity();
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    if (!HasRoom(paths_[i])) continue;
+    const double below = shares_[i] / shares * total - static_cast<double>(session.extents[i].in_use());
+    if (below > furthest) {
+      furthest = below;
+      best = static_cast<PathIndex>(i);
+    }
+  }
+  if (best == kNone || MayQueue(paths_[best], Direction::kWrite)) return best;
+  // Its queue is full. One that has nothing to write may take up to two queues' worth more than its share.
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    const double above = static_cast<double>(session.extents[i].in_use()) - shares_[i] / shares * total;
+    if (HasRoom(paths_[i]) && paths_[i].writes == 0 && MayQueue(paths_[i], Direction::kWrite) &&
+        above < 2.0 * options_.queue_blocks) {
+      return static_cast<PathIndex>(i);
+    }
+  }
+  return kNone;
+}
+
+bool Scheduler::StartFlush(Block& block) {
+  Session& session = *block.subgroup->session;
+  const PathIndex target = ChooseFlushPath(session);
+  if (target == kNone) return false;
+  LeaveLists(block);
+  block.state = BlockState::kFlushing;
+  PathState& path = paths_[target];
+  ++path.writes;
+  path.extent_bytes += BufferBytes(options_.block_elements);
+  ++flushing_;
+  ++session.in_flight;
+  InFlight in_flight;
+  in_flight.block = &block;
+  in_flight.extent = Extent{target, session.extents[target].Take()};
+  Transfer& transfer = in_flight.transfer;
+  transfer.id = next_transfer_++;
+  transfer.direction = Direction::kWrite;
+  transfer.path = target;
+  transfer.file = session.files[target];
+  transfer.buffer = block.buffer;
+  transfer.offset = options_.extents_offset_bytes + in_flight.extent.index * BufferBytes(options_.block_elements);
+  transfer.bytes = PartBytes(block.count) * (block.nonzero & kPartMoments ? 3 : 1);
+  transfers_[transfer.id] = in_flight;
+  actions_->StartTransfer(transfer);
+  return true;
+}
+
+void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& result) {
+  Block& block = *in_flight.block;
+  Session& session = *block.subgroup->session;
+  PathState& path = paths_[in_flight.extent.path];
+  --path.writes;
+  --flushing_;
+  --session.in_flight;
+  block.extent = in_flight.extent;
+  if (result.error != 0) {
+    // The block is still in memory; the extent is written in full before it is read again.
+    ReleaseExtent(block);
+    ++path.write_errors;
+    path.write_error = result.error;
+    path.write_again_ns = now_ns_ + PauseNs(result.error, path.write_failures++);
+  } else {
+    path.write_error = 0;
+    path.write_failures = 0;
+  }
+  block.dirty = result.error != 0;
+  block.state = block.dirty ? BlockState::kDirty : BlockState::kClean;
+  if (session.ending) {
+    DropBuffer(block);
+    return MaybeGone(session);
+  }
+  if (block.want != nullptr) {
+    ++block.want->active;
+    return StartWork(block);
+  }
+  SettleInMemory(block);
+}
+
+// ---- Fetching ----
+
+// Among paths that may take a read, the one whose waiting reads take longest; kNone if none waits.
+PathIndex Scheduler::ChooseReadPath(const std::vector<double>& waiting_s) const {
+  PathIndex best = kNone;
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    if (waiting_s[i] <= 0 || !MayQueue(paths_[i], Direction::kRead)) continue;
+    if (best == kNone || waiting_s[i] > waiting_s[best]) best = static_cast<PathIndex>(i);
+  }
+  return best;
+}
+
+Session* Scheduler::ChooseSession(size_t queue) const {
+  Session* best = nullptr;
+  for (const auto& [id, session] : sessions_) {
+    if (session->pending[queue].empty()) continue;
+    if (best == nullptr || session->granted_bytes < best->granted_bytes) best = session.get();
+  }
+  return best;
+}
+
+bool Scheduler::FetchOne() {
+  if (pending_ == 0) return false;
+  size_t queue = paths_.size();
+  Session* session = ChooseSession(queue);  // blocks that are not read wait for nothing but a buffer
+  if (session == nullptr) {
+    std::vector<double> waiting_s;
+    for (const PathState& path : paths_) {
+      waiting_s.push_back(static_cast<double>(path.pending_bytes) * path.read_cost);
+    }
+    queue = ChooseReadPath(waiting_s);
+    if (queue == kNone) return false;
+    session = ChooseSession(queue);
+  }
+  BufferIndex buffer;
+  if (!TakeBuffer(&buffer)) return false;
+  Block& block = *session->pending[queue].begin();
+  RemovePending(block);
+  session->granted_bytes += static_cast<double>(PartBytes(block.count));
+  ++block.want->active;
+  if (queue < paths_.size()) {
+    StartRead(block, buffer);
+  } else {
+    block.buffer = buffer;
+    block.filled = 0;
+    block.state = BlockState::kClean;
+    StartWork(block);
+  }
+  return true;
+}
+
+void Scheduler::StartRead(Block& block, BufferIndex buffer) {
+  Session& session = *block.subgroup->session;
+  block.buffer = buffer;
+  block.state = BlockState::kFetching;
+  ++paths_[block.extent.path].reads;
+  ++session.in_flight;
+  InFlight in_flight;
+  in_flight.block = &block;
+  in_flight.extent = block.extent;
+  Transfer& transfer = in_flight.transfer;
+  transfer.id = next_transfer_++;
+  transfer.direction = Direction::kRead;
+  transfer.path = block.extent.path;
+  transfer.file = session.files[block.extent.path];
+  transfer.buffer = buffer;
+  transfer.offset = options_.extents_offset_bytes + block.extent.index * BufferBytes(options_.block_elements);
+  transfer.bytes = PartBytes(block.count) * (block.nonzero & kPartMoments ? 3 : 1);
+  transfers_[transfer.id] = in_flight;
+  actions_->StartTransfer(transfer);
+}
+
+void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result) {
+  Block& block = *in_flight.block;
+  Session& session = *block.subgroup->session;
+  PathState& path = paths_[in_flight.extent.path];
+  --path.reads;
+  --session.in_flight;
+  block.state = BlockState::kClean;
+  block.dirty = false;
+  Op* op = block.want;
+  if (session.ending) {
+    DropBuffer(block);
+    return MaybeGone(session);
+  }
+  if (result.error != 0) {
+    ++path.read_errors;
+    DropBuffer(block);
+    block.want = nullptr;
+    if (op == nullptr) return;  // fetched ahead: whoever needs it tries again
+    Failure failure;
+    failure.status = MLPO_E_IO;
+    failure.os_errno = result.error;
+    failure.block = block.index;
+    failure.path = in_flight.extent.path;
+    failure.first = block.first;
+    failure.count = block.count;
+    failure.text = "reading block " + std::to_string(block.index) + " of subgroup '" + block.subgroup->spec.key +
+                   "' from path '" + options_.path_names[failure.path] +
+                   "': " + std::generic_category().message(result.error);
+    FailOp(*op, std::move(failure));
+    return BlockDone(*op);
+  }
+  block.filled = block.nonzero;
+  if (block.nonzero & kPartMoments) block.filled |= kPartMaster;
+  if (op != nullptr && op->failure.status == 0) return StartWork(block);
+  block.want = nullptr;
+  SettleInMemory(block);
+  if (op != nullptr) BlockDone(*op);
+}
+
+void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
+  now_ns_ = now_ns;
+  auto it = transfers_.find(result.id);
+  CHECK(it != transfers_.end());
+  const InFlight in_flight = it->second;
+  transfers_.erase(it);
+  if (in_flight.transfer.direction == Direction::kRead) {
+    ReadDone(in_flight, result);
+  } else {
+    WriteDone(in_flight, result);
+  }
+  Pump();
+}
+
+// ---- Ahead of use ----
+
+// The blocks that the next step needs first and that are not here, as many as there are buffers to spare.
+void Scheduler::CollectAhead() {
+  ahead_ = Ahead::kFetch;
+  ahead_budget_ = static_cast<uint32_t>(std::min<uint64_t>(low_water_, free_.size() + clean_.size()));
+  for (std::vector<Block*>& blocks : ahead_blocks_) blocks.clear();
+  std::vector<Subgroup*> order;
+  for (const auto& [id, session] : sessions_) {
+    if (session->ending) continue;
+    for (const auto& [handle, subgroup] : session->subgroups) {
+      if (subgroup->epoch > 0) order.push_back(subgroup.get());
+    }
+  }
+  std::sort(order.begin(), order.end(),
+            [](Subgroup* a, Subgroup* b) { return a->last_update_sequence < b->last_update_sequence; });
+  size_t full = 0;
+  for (Subgroup* subgroup : order) {
+    for (Block& block : subgroup->blocks) {
+      if (block.state != BlockState::kAway || block.extent.path == kNone) continue;
+      std::vector<Block*>& blocks = ahead_blocks_[block.extent.path];
+      if (blocks.size() < ahead_budget_) blocks.push_back(&block);
+      full = std::count_if(ahead_blocks_.begin(), ahead_blocks_.end(),
+                           [&](const auto& b) { return b.size() >= ahead_budget_; });
+      if (full == ahead_blocks_.size()) break;
+    }
+    if (full == ahead_blocks_.size()) break;
+  }
+  for (std::vector<Block*>& blocks : ahead_blocks_) std::reverse(blocks.begin(), blocks.end());
+}
+
+bool Scheduler::FetchAheadOne() {
+  if (ahead_ != Ahead::kFetch || pending_ > 0) return false;
+  if (ahead_budget_ == 0) {
+    ahead_ = Ahead::kRest;
+    return false;
+  }
+  std::vector<double> waiting_s;
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    waiting_s.push_back(static_cast<double>(ahead_blocks_[i].size()) * paths_[i].read_cost);
+  }
+  const PathIndex path = ChooseReadPath(waiting_s);
+  if (path == kNone) return false;
+  Block& block = *ahead_blocks_[path].back();
+  ahead_blocks_[path].pop_back();
+  if (block.state != BlockState::kAway || block.extent.path != path) return true;  // moved meanwhile
+  BufferIndex buffer;
+  if (!TakeBuffer(&buffer)) {
+    ahead_ = Ahead::kRest;
+    return false;
+  }
+  --ahead_budget_;
+  block.ahead = true;
+  StartRead(block, buffer);
+  return true;
+}
+
+// ---- No path left ----
+
+void Scheduler::FailStuck() {
+  std::string reasons;
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(paths_[i]);
+    if (paths_[i].write_error != 0) reasons += " (" + std::generic_category().message(paths_[i].write_error) + ")";
+  }
+  std::vector<Subgroup*> waiting;
+  for (const auto& [id, session] : sessions_) {
+    if (session->ending) continue;
+    for (const auto& [handle, subgroup] : session->subgroups) {
+      if (!subgroup->queue.empty() && subgroup->queue.front()->begun) waiting.push_back(subgroup.get());
+    }
+  }
+  for (Subgroup* subgroup : waiting) {
+    Failure failure;
+    failure.status = MLPO_E_IO;
+    failure.os_errno = paths_.front().write_error;
+    failure.text = "no path can take a block, so no buffer becomes free: " + reasons;
+    FailOp(*subgroup->queue.front(), std::move(failure));
+    if (subgroup->queue.front()->active == 0) {
+      EndFront(*subgroup);
+      RunQueue(*subgroup);
+    }
+  }
+}
+
+}  // namespace mlpo

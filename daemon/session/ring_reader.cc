@@ -1,0 +1,117 @@
+#include "daemon/session/ring_reader.h"
+
+#include <cmath>
+
+namespace mlpo {
+namespace {
+
+bool Inside(uint64_t first, uint64_t count, uint64_t size) { return first <= size && count <= size - first; }
+
+std::string Range(const mlpo_submission& submission) {
+  return "elements [" + std::to_string(submission.first) + ", +" + std::to_string(submission.count) + ")";
+}
+
+bool NeedsSubgroup(const mlpo_submission& submission) {
+  switch (submission.op) {
+    case MLPO_OP_GRAD:
+    case MLPO_OP_UPDATE:
+    case MLPO_OP_READ_STATE:
+    case MLPO_OP_WRITE_STATE:
+    case MLPO_OP_STAT:
+      return true;
+    case MLPO_OP_DISCARD:
+      return submission.subgroup != MLPO_ALL_SUBGROUPS;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+RingReader::RingReader(SessionId session, const Areas* areas)
+    : session_(session),
+      areas_(areas),
+      ring_(areas->submissions(), areas->entries(), &areas->client_lines()->submission_tail,
+            &areas->daemon_lines()->submission_head) {}
+
+void RingReader::AddSubgroup(const SubgroupSpec& spec) { subgroups_[spec.id] = {spec.numel, spec.tensors.size()}; }
+
+RingReader::Outcome RingReader::Next(Request* request, std::string* reason) {
+  const int64_t available = ring_.Available();
+  if (available == 0) return Outcome::kEmpty;
+  if (available < 0) {
+    *reason = "its submission index is further from ours than the ring is long";
+    return Outcome::kBroken;
+  }
+  request->session = session_;
+  const mlpo_hyper* hyper = &areas_->hyper()[ring_.next_place()];
+  request->submission = ring_.Pop();
+  *reason = Check(request->submission);
+  if (reason->empty() && request->submission.op == MLPO_OP_UPDATE) {
+    request->hyper = CopyOut<mlpo_hyper>(hyper);
+    *reason = CheckHyper(request->hyper);
+  }
+  return reason->empty() ? Outcome::kRequest : Outcome::kBroken;
+}
+
+std::string RingReader::Check(const mlpo_submission& submission) const {
+  const std::string op = "operation " + std::to_string(submission.op);
+  if (submission.reserved[0] != 0 || submission.reserved[1] != 0) return op + ": a reserved field is not 0";
+  const uint16_t known = submission.op == MLPO_OP_UPDATE ? MLPO_UPDATE_APPLY_NONFINITE : 0;
+  if (submission.flags & ~known) return op + ": unknown flag in " + std::to_string(submission.flags);
+  if (!NeedsSubgroup(submission)) return "";
+  auto it = subgroups_.find(submission.subgroup);
+  if (it == subgroups_.end()) return op + ": no subgroup has handle " + std::to_string(submission.subgroup);
+  const Limits& limits = it->second;
+  switch (submission.op) {
+    case MLPO_OP_GRAD:
+      if (submission.arg < MLPO_PIECE_VALUE || submission.arg > MLPO_PIECE_SKIP) {
+        return "GRAD: unknown kind of piece " + std::to_string(submission.arg);
+      }
+      if (!Inside(submission.first, submission.count, limits.numel)) {
+        return "GRAD: " + Range(submission) + " of a subgroup of " + std::to_string(limits.numel);
+      }
+      return "";
+    case MLPO_OP_DISCARD:
+      return submission.arg > MLPO_DISCARD_OVERFLOW ? "DISCARD: unknown reason" : "";
+    case MLPO_OP_READ_STATE:
+    case MLPO_OP_WRITE_STATE:
+      return CheckState(submission, limits);
+    default:
+      return "";
+  }
+}
+
+std::string RingReader::CheckState(const mlpo_submission& submission, const Limits& limits) const {
+  const bool steps = submission.arg == MLPO_PART_STEP;
+  if (!steps && (submission.arg == 0 || submission.arg > MLPO_PART_STATE)) {
+    return "READ_STATE or WRITE_STATE: unknown parts " + std::to_string(submission.arg);
+  }
+  const uint64_t size = steps ? limits.tensors : limits.numel;
+  if (!Inside(submission.first, submission.count, size)) {
+    return "READ_STATE or WRITE_STATE: " + Range(submission) + " of " + std::to_string(size);
+  }
+  // count is at most numel now, and a registered numel * 12 does not overflow.
+  const uint64_t parts = steps ? 2 : static_cast<uint64_t>(__builtin_popcount(submission.arg));
+  if (!Inside(submission.staging_offset, submission.count * parts * 4, staging_bytes_)) {
+    return "READ_STATE or WRITE_STATE: range outside the staging area of " + std::to_string(staging_bytes_) + " bytes";
+  }
+  if (submission.staging_offset % 8 != 0) return "READ_STATE or WRITE_STATE: staging offset is not a multiple of 8";
+  return "";
+}
+
+std::string CheckHyper(const mlpo_hyper& hyper) {
+  const auto not_negative = [](double value) { return std::isfinite(value) && value >= 0; };
+  const auto beta = [](double value) { return value >= 0 && value < 1; };
+  if (!not_negative(hyper.lr)) return "UPDATE: lr is not finite or negative";
+  if (!beta(hyper.beta1)) return "UPDATE: beta1 is not in [0, 1)";
+  if (!beta(hyper.beta2)) return "UPDATE: beta2 is not in [0, 1)";
+  if (!not_negative(hyper.eps)) return "UPDATE: eps is not finite or negative";
+  if (!not_negative(hyper.weight_decay)) return "UPDATE: weight_decay is not finite or negative";
+  if (!std::isfinite(hyper.grad_scale)) return "UPDATE: grad_scale is not finite";
+  if (hyper.mode != MLPO_ADAMW && hyper.mode != MLPO_ADAM) return "UPDATE: unknown mode";
+  if (hyper.flags & ~MLPO_HYPER_NO_BIAS_CORRECTION || hyper.reserved != 0) return "UPDATE: unknown flag";
+  return "";
+}
+
+}  // namespace mlpo

@@ -1,0 +1,54 @@
+// RingReader: the daemon's end of a session's submission ring: copies each submission once, validates the copy, makes a
+// Request of it. Nothing is read from the ring twice.
+//
+// What honest software cannot send ends the session (kBroken, with the reason); what it can is left to the scheduler,
+// whose answer is a completion.
+// Owner and only user: the data thread. Memory of the areas is borrowed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "daemon/session/areas.h"
+#include "daemon/types/request.h"
+#include "daemon/types/subgroup_spec.h"
+#include "proto/spsc_ring.hpp"
+
+namespace mlpo {
+
+class RingReader {
+ public:
+  RingReader(SessionId session, const Areas* areas);
+
+  void AddSubgroup(const SubgroupSpec& spec);
+  void SetStagingBytes(uint64_t bytes) { staging_bytes_ = bytes; }
+
+  enum class Outcome { kEmpty, kRequest, kBroken };
+  // The next submission. kBroken is final.
+  Outcome Next(Request* request, std::string* reason);
+  // Gives the places of what was taken back to the client.
+  void Release() { ring_.Release(); }
+  // Whether something waits; the last look before sleeping.
+  bool WaitsBeforeSleep() const { return ring_.AvailableBeforeSleep() != 0; }
+  bool Waits() const { return ring_.Available() != 0; }
+
+ private:
+  struct Limits {
+    uint64_t numel = 0;
+    uint64_t tensors = 0;
+  };
+  std::string Check(const mlpo_submission& submission) const;
+  std::string CheckState(const mlpo_submission& submission, const Limits& limits) const;
+
+  const SessionId session_;
+  const Areas* const areas_;
+  SpscConsumer<mlpo_submission> ring_;
+  std::unordered_map<SubgroupId, Limits> subgroups_;
+  uint64_t staging_bytes_ = 0;
+};
+
+// Empty if the record may be used, else which value is out of range.
+std::string CheckHyper(const mlpo_hyper& hyper);
+
+}  // namespace mlpo

@@ -1,0 +1,34 @@
+// SubgroupSpec: a registered subgroup: its tensors, types and slot.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/types/ids.h"
+#include "proto/tensor.h"
+
+namespace mlpo {
+
+struct Tensor {
+  std::string name;
+  uint64_t first = 0;  // elements of the subgroup
+  uint64_t count = 0;
+  int64_t step = 0;  // updates so far
+};
+
+struct SubgroupSpec {
+  SubgroupId id = 0;
+  std::string key;
+  mlpo_dtype dtype = MLPO_FLOAT32;
+  mlpo_dtype grad_dtype = MLPO_FLOAT32;
+  std::vector<Tensor> tensors;  // one after another
+  uint64_t numel = 0;
+  // The slot, in the session's arena, mapped as long as the session is known to the data thread.
+  std::byte* header = nullptr;
+  std::byte* grad = nullptr;
+  std::byte* param = nullptr;
+};
+
+}  // namespace mlpo
