@@ -24,6 +24,10 @@
 
 #ifdef __cplusplus
 extern "C" {
+#if defined(__GNUC__) /* a function and the struct it fills share their name */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow"
+#endif
 #endif
 
 #if defined(__GNUC__)
@@ -242,6 +246,9 @@ MLPO_API int mlpo_control(const char* socket, const char* method, const char* pa
 MLPO_API void mlpo_free(void* memory);
 
 #ifdef __cplusplus
+#if defined(__GNUC__)
+#pragma GCC diagnostic pop
+#endif
 }
 #endif
 

@@ -1,0 +1,135 @@
+// RingEnd: the client's end of a session's ring: submissions out, completions in, and how threads wait.
+//
+// Threads: every member function but lock(), lost_wakeups() and FreeInChild() is called with lock() held. Waiting
+// functions give the lock up meanwhile.
+//
+// Waiting. At most one thread at a time watches the ring (spins, then sleeps in the futex): the sleeper. The others
+// wait on a process-private condition. Whoever reaps completions tells all of them; whoever leaves while nobody is
+// the sleeper wakes one of them to take the role. So a completion wakes one thread of this process, and no completion
+// is left alone: the sleeper sleeps on the tail value up to which everything was reaped before it slept.
+//
+// In flight. At most `entries` submissions are un-reaped at a time, so that the daemon always has a place for its
+// completion and never waits for us. user_data names a place in the table of flights and its generation: a value
+// that names none ends the session instead of being believed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "client/src/clock.h"
+#include "client/src/error.h"
+#include "client/src/lock.h"
+#include "client/src/request.h"
+#include "proto/ring.h"
+#include "proto/spsc_ring.hpp"
+
+struct mlpo_subgroup;
+
+namespace mlpo::client {
+
+// The mapped areas; they outlive the session's last use of the ring. Checked when they were mapped.
+struct RingAreas {
+  mlpo_client_lines* client_lines = nullptr;
+  const mlpo_daemon_lines* daemon_lines = nullptr;
+  mlpo_submission* submissions = nullptr;
+  mlpo_hyper* hypers = nullptr;
+  const mlpo_completion* completions = nullptr;
+  const mlpo_error_record* errors = nullptr;
+  uint32_t entries = 0;
+  int doorbell = -1;  // eventfd
+};
+
+struct WaitTuning {
+  int64_t spin_ns = 20'000;
+  // How long one sleep in the futex lasts before the daemon's life is looked at. Work that is found then instead of by
+  // a wake-up is a bug of one of the ends, and counted.
+  int64_t slice_ns = 250 * kNsPerMs;
+};
+
+// Looks whether the session has ended (without blocking, ring lock held) and says why in *failure.
+using Probe = bool (*)(void* context, Failure* failure);
+
+class RingEnd {
+ public:
+  // Frees memory. All that may be done in a forked child, where destroying the lock could wait for ever.
+  void ReleaseMemory();
+
+  int Open(const RingAreas& areas, const WaitTuning& tuning, Probe probe, void* probe_context);
+
+  Mutex& lock() { return lock_; }
+  // 0, or why the session has ended; with the text in mlpo_last_error().
+  int CheckOpen() const { return end_.code == 0 ? 0 : end_.Report(); }
+  int end_code() const { return end_.code; }
+
+  // Waits until `count` <= entries submissions fit; then they do until the lock is given up.
+  int WaitForPlaces(uint32_t count, Deadline deadline);
+  // A request of `submissions` submissions; nullptr when memory is out.
+  mlpo_request* NewRequest(mlpo_client* client, uint32_t submissions);
+  void FreeRequest(mlpo_request* request);
+  static void FreeInChild(mlpo_request* request);
+  // Writes one submission (user_data is set here) for `request`; `hyper` and `subgroup` may be nullptr.
+  void Push(mlpo_submission submission, const mlpo_hyper* hyper, mlpo_request* request, mlpo_subgroup* subgroup);
+  // Shows the daemon what was pushed and wakes it if it sleeps.
+  void Publish();
+
+  // Takes in every completion that is there.
+  void Reap();
+  // 0 when the request has ended, whatever with; -ETIMEDOUT.
+  int WaitUntilEnded(mlpo_request* request, Deadline deadline);
+
+  // Ends the session for this process: everything in flight ends with `failure`, and so does everything later. What
+  // the daemon completed before is taken in first, unless the ring cannot be trusted.
+  void End(const Failure& failure, bool reap_first);
+  // End() by the caller's wish: stands above any earlier reason.
+  void Close(const Failure& closed);
+  // Returns when no thread watches the ring any more. After End().
+  void AwaitNoSleeper();
+  // Probes the session now.
+  void ProbeSession();
+
+  uint32_t session_state() const;
+  uint32_t entries() const { return areas_.entries; }
+  uint64_t lost_wakeups() const { return lost_wakeups_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Flight {  // one submission that has not been reaped
+    mlpo_request* request = nullptr;
+    mlpo_subgroup* subgroup = nullptr;
+    uint32_t generation = 0;
+    uint16_t op = 0;
+    bool used = false;
+  };
+  enum class Woken { kByDaemon, kByTime, kLost };
+
+  template <class Done>
+  int WaitFor(Done done, Deadline deadline);
+  void Sleep(Deadline deadline);
+  Woken AwaitTail(uint32_t empty_tail, Deadline deadline);
+  Woken SleepOnTail(uint32_t empty_tail, Deadline deadline);
+  bool Spin(uint32_t empty_tail) const;
+  bool TakeIn(const mlpo_completion& completion);
+  void EndFlight(uint32_t index, const Outcome& outcome);
+  void Broken(const char* format, ...) __attribute__((format(printf, 2, 3)));
+  void FailFlights();
+  void WakeSleeper();
+
+  Mutex lock_;
+  Condition progress_;
+  RingAreas areas_;
+  WaitTuning tuning_;
+  Probe probe_ = nullptr;
+  void* probe_context_ = nullptr;
+
+  SpscProducer<mlpo_submission> producer_;
+  SpscConsumer<mlpo_completion> consumer_;
+  Flight* flights_ = nullptr;         // entries of them
+  uint32_t* free_flights_ = nullptr;  // a stack of indices
+  uint32_t free_count_ = 0;
+  mlpo_request* free_requests_ = nullptr;
+  bool sleeper_ = false;
+  uint32_t followers_ = 0;  // threads that wait on progress_
+  Failure end_;
+  std::atomic<uint64_t> lost_wakeups_{0};  // relaxed: a count
+};
+
+}  // namespace mlpo::client

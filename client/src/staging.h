@@ -1,0 +1,42 @@
+// Staging: the session's staging area, through which state streams in chunks.
+//
+// Threads: everything is guarded by turn(). The area has two halves, so that one is copied while the daemon works on
+// the other. A chunk whose caller gave up (deadline) keeps its half until it has ended: the daemon may still touch it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "client/src/lock.h"
+#include "mlpo/client.h"
+
+namespace mlpo::client {
+
+class Staging {
+ public:
+  struct Half {
+    std::byte* data = nullptr;
+    uint64_t offset = 0;              // bytes in the staging area
+    mlpo_request* pending = nullptr;  // the chunk that uses it
+  };
+
+  Turn& turn() { return turn_; }
+  // Asks the daemon for the area at first use.
+  int Open(mlpo_client* client, Deadline deadline);
+  Half& half(int index) { return halves_[index & 1]; }
+  uint64_t half_bytes() const { return half_bytes_; }
+  // Waits until nothing uses the half. Returns what its chunk ended with, or -ETIMEDOUT.
+  static int Settle(Half* half, Deadline deadline);
+  // Frees the requests; with no other thread inside.
+  void Close();
+
+ private:
+  int Ask(mlpo_client* client, uint64_t bytes, Deadline deadline);
+  int Take(mlpo_client* client);
+
+  Turn turn_;
+  Half halves_[2];
+  uint64_t half_bytes_ = 0;  // 0: not asked for yet
+};
+
+}  // namespace mlpo::client
