@@ -1,0 +1,390 @@
+#include <utility>  // before Asio of Boost 1.74 in C++20
+
+#include "daemon/session/connection.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+
+#include "daemon/session/session_server.h"
+
+namespace mlpo {
+namespace {
+
+constexpr int kHandshakeSeconds = 5;
+constexpr int kPredecessorSeconds = 60;
+constexpr int kMappedSeconds = 60;
+constexpr int kFramesPerTurn = 16;
+constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 20;
+
+Status Broken(const std::string& what) { return Status(MLPO_E_PROTOCOL, what); }
+
+}  // namespace
+
+Connection::Connection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer, SessionId id)
+    : server_(server), peer_(std::move(peer)), socket_(io, socket.release()), pidfd_(io), deadline_(io) {
+  identity_.id = id;
+  identity_.uid = peer_.uid;
+  identity_.pid = peer_.pid;
+}
+
+void Connection::Start() {
+  SetDeadline(kHandshakeSeconds, "the handshake was not finished");
+  WaitForFrame();
+}
+
+void Connection::SetDeadline(int seconds, const char* what) {
+  deadline_.expires_after(std::chrono::seconds(seconds));
+  deadline_.async_wait([self = shared_from_this(), seconds, what](boost::system::error_code error) {
+    if (error) return;
+    self->End(Status(-ETIMEDOUT, std::string(what) + " within " + std::to_string(seconds) + " s"), true);
+  });
+}
+
+void Connection::WaitForFrame() {
+  socket_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                     [self = shared_from_this()](boost::system::error_code error) {
+                       if (!error && !self->ended()) self->OnReadable();
+                     });
+}
+
+void Connection::WaitForProcessEnd() {
+  pidfd_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
+                    [self = shared_from_this()](boost::system::error_code error) {
+                      if (!error) self->End(Status(-EPIPE, "its process ended"), false);
+                    });
+}
+
+void Connection::OnReadable() {
+  Frame& frame = server_->frame();
+  for (int i = 0; i < kFramesPerTurn && !ended(); ++i) {
+    Status status;
+    switch (frame.Receive(socket_.native_handle(), &status)) {
+      case Frame::Outcome::kNothing:
+        return WaitForFrame();
+      case Frame::Outcome::kClosed:
+        return End(Status(-EPIPE, "it closed its socket"), false);
+      case Frame::Outcome::kBroken:
+        return End(status, true);
+      case Frame::Outcome::kFrame:
+        OnFrame(frame);
+    }
+  }
+  if (!ended()) WaitForFrame();
+}
+
+void Connection::OnFrame(Frame& frame) {
+  if (frame.type() == MLPO_FRAME_BYE) return End(Status(), false);
+  Status status;
+  switch (state_) {
+    case State::kHello:
+      seq_ = frame.seq();
+      status = OnHello(frame);
+      break;
+    case State::kWelcomed:
+      status = frame.type() == MLPO_FRAME_READY && frame.As<mlpo_frame>() != nullptr
+                   ? OnReady()
+                   : Broken("READY was expected, not frame type " + std::to_string(frame.type()));
+      break;
+    case State::kRunning:
+      status = OnRequest(frame);
+      break;
+    case State::kWaiting:
+      status = Broken("a frame came before WELCOME");
+      break;
+    case State::kEnded:
+      return;
+  }
+  if (!status.ok()) End(status, true);
+}
+
+// ---- Handshake ----
+
+Status Connection::OnHello(Frame& frame) {
+  const auto* hello = frame.As<mlpo_hello>();
+  if (frame.type() != MLPO_FRAME_HELLO || hello == nullptr || frame.fds().size() != 1) {
+    return Broken("HELLO with one descriptor was expected");
+  }
+  hello_ = *hello;
+  if (hello_.abi_major != MLPO_ABI_MAJOR) {
+    return Status(MLPO_E_VERSION, "the client speaks protocol " + std::to_string(hello_.abi_major) + "." +
+                                      std::to_string(hello_.abi_minor) + ", this daemon " +
+                                      std::to_string(MLPO_ABI_MAJOR) + "." + std::to_string(MLPO_ABI_MINOR) +
+                                      ": install the same version of both");
+  }
+  if (hello_.features_required & ~MLPO_FEATURES_HERE) {
+    return Status(MLPO_E_VERSION, "the client requires features that this daemon lacks: update mlpo-daemon");
+  }
+  if (hello_.reserved != 0 || hello_.job_bytes > MLPO_MAX_JOB) return Broken("HELLO is broken");
+  identity_.job.assign(hello_.job, hello_.job_bytes);
+  if (!IsName(identity_.job)) {
+    return Status::Invalid("the job's name must be [A-Za-z0-9_][A-Za-z0-9._-]{0,127}: it becomes a folder's name");
+  }
+  if (hello_.world_size == 0 || hello_.rank >= hello_.world_size) {
+    return Status::Invalid("rank " + std::to_string(hello_.rank) + " is not below world size " +
+                           std::to_string(hello_.world_size));
+  }
+  if (hello_.ring_entries < MLPO_MIN_RING_ENTRIES || hello_.ring_entries > MLPO_MAX_RING_ENTRIES ||
+      !std::has_single_bit(hello_.ring_entries)) {
+    return Status::Invalid("ring entries must be a power of two from " + std::to_string(MLPO_MIN_RING_ENTRIES) +
+                           " to " + std::to_string(MLPO_MAX_RING_ENTRIES) + ", not " +
+                           std::to_string(hello_.ring_entries));
+  }
+  identity_.rank = hello_.rank;
+  identity_.world_size = hello_.world_size;
+  identity_.numa_node = hello_.numa_node;
+  Status status = CheckMayConnect(peer_, server_->group());
+  if (status.ok()) status = CheckPidfd(frame.fds()[0].get(), peer_);
+  if (!status.ok()) return status;
+  boost::system::error_code error;
+  pidfd_.assign(frame.fds()[0].release(), error);
+  if (error) return Broken("the pidfd of HELLO cannot be watched: " + error.message());
+  WaitForProcessEnd();
+  switch (server_->Claim(*this)) {
+    case SessionServer::ClaimOutcome::kTaken:
+      return Status(-EADDRINUSE, "rank " + std::to_string(identity_.rank) + " of job '" + identity_.job +
+                                     "' has a live session: give this run another job name, or end the other one");
+    case SessionServer::ClaimOutcome::kFull:
+      return Status(MLPO_E_QUOTA, "the daemon has its [daemon] max_sessions already");
+    case SessionServer::ClaimOutcome::kWait:
+      state_ = State::kWaiting;
+      SetDeadline(kPredecessorSeconds, "the I/O of this rank's previous session did not end");
+      return Status();
+    case SessionServer::ClaimOutcome::kYours:
+      return Welcome();
+  }
+  return Status();
+}
+
+void Connection::Proceed() {
+  if (state_ != State::kWaiting) return;
+  SetDeadline(kHandshakeSeconds, "the handshake was not finished");
+  Status status = Welcome();
+  if (!status.ok()) End(status, true);
+}
+
+Status Connection::Welcome() {
+  identity_.generation = server_->NextGeneration();
+  const uint64_t limit = server_->arenas_limit_bytes();
+  arena_ = std::make_unique<Arena>(hello_.arena_bytes == 0 ? limit : std::min(limit, hello_.arena_bytes));
+  Result<std::unique_ptr<Areas>> areas = Areas::Create(hello_.ring_entries);
+  if (!areas.ok()) return areas.status().Within("making the session's ring");
+  areas_ = std::move(*areas);
+  auto welcome = MakeFrame<mlpo_welcome>(MLPO_FRAME_WELCOME, seq_);
+  welcome.abi_major = MLPO_ABI_MAJOR;
+  welcome.abi_minor = std::min<uint32_t>(hello_.abi_minor, MLPO_ABI_MINOR);
+  welcome.features = hello_.features_offered & MLPO_FEATURES_HERE;
+  welcome.session = identity_.id;
+  welcome.generation = identity_.generation;
+  std::copy(server_->boot_id().begin(), server_->boot_id().end(), welcome.boot_id);
+  welcome.block_elements = static_cast<uint32_t>(server_->block_elements());
+  welcome.arena_limit_bytes = arena_->limit_bytes();
+  areas_->Describe(&welcome);
+  const int fds[] = {areas_->client_area_fd(), areas_->daemon_area_fd(), areas_->doorbell_fd()};
+  state_ = State::kWelcomed;
+  return SendFrame(socket_.native_handle(), &welcome, sizeof welcome, fds);
+}
+
+Status Connection::OnReady() {
+  deadline_.cancel();
+  Status status = areas_->SealClientArea();
+  if (!status.ok()) return status;
+  state_ = State::kRunning;
+  spdlog::info("event=session_start session={} job={} rank={} world_size={} uid={} pid={} generation={}", identity_.id,
+               identity_.job, identity_.rank, identity_.world_size, identity_.uid, identity_.pid, identity_.generation);
+  server_->host().SessionReady(identity_, areas_);
+  return Status();
+}
+
+// ---- Registration ----
+
+Status Connection::OnRequest(Frame& frame) {
+  if (!frame.fds().empty()) return Broken("a descriptor came with a frame that has none");
+  if (frame.type() == MLPO_FRAME_MAPPED) return OnMapped(frame);
+  if (busy_) return Broken("a request came before the answer to the one before it");
+  Status refusal;
+  switch (frame.type()) {
+    case MLPO_FRAME_REGISTER_BEGIN:
+      refusal = registration_.Begin(frame, keys_);
+      break;
+    case MLPO_FRAME_REGISTER_TENSORS:
+      // Frames of a registration that was refused may still be on their way; END is then refused for all of them.
+      if (registration_.begun()) refusal = registration_.AddTensors(frame);
+      break;
+    case MLPO_FRAME_REGISTER_END:
+      seq_ = frame.seq();
+      busy_ = true;
+      refusal = registration_.begun() ? OnRegisterEnd() : Broken("REGISTER_END without REGISTER_BEGIN");
+      break;
+    case MLPO_FRAME_STAGING:
+      seq_ = frame.seq();
+      busy_ = true;
+      refusal = OnStaging(frame);
+      break;
+    default:
+      return Broken("unknown frame type " + std::to_string(frame.type()));
+  }
+  if (refusal.code() == MLPO_E_PROTOCOL) return refusal;
+  if (!refusal.ok()) {
+    seq_ = frame.seq();
+    Refuse(refusal);
+  }
+  return Status();
+}
+
+Status Connection::OnRegisterEnd() {
+  Status status = registration_.End();
+  if (!status.ok()) return status;
+  auto spec = std::make_shared<SubgroupSpec>(registration_.TakeSpec());
+  if (tensors_ + spec->tensors.size() > kMaxSessionTensors) {
+    return Status(MLPO_E_QUOTA, "a session may have " + std::to_string(kMaxSessionTensors) + " tensors");
+  }
+  const uint64_t bytes = LayOutSlot(*spec).bytes;
+  Result<Arena::Place> place = arena_->Find(bytes);
+  if (!place.ok()) return place.status();
+  server_->host().PrepareStorage(identity_, *spec, [self = shared_from_this(), spec, bytes](Status prepared) {
+    if (self->ended()) return;
+    if (prepared.ok()) {
+      prepared = self->WithPlace(bytes, [self, spec](Arena::Place p) { self->AddSubgroup(std::move(*spec), p); });
+    }
+    if (!prepared.ok()) self->Refuse(prepared);
+  });
+  return Status();
+}
+
+Status Connection::OnStaging(const Frame& frame) {
+  const auto* staging = frame.As<mlpo_staging>();
+  if (staging == nullptr) return Broken("STAGING has a wrong length");
+  if (staging_) return Status(-EEXIST, "the session has its staging area already");
+  if (staging->bytes == 0) return Status::Invalid("a staging area of 0 bytes");
+  const uint64_t bytes = (std::min(staging->bytes, kMaxStagingBytes) + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN;
+  return WithPlace(bytes, [self = shared_from_this(), bytes](Arena::Place place) { self->SetStaging(bytes, place); });
+}
+
+Status Connection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use) {
+  Result<Arena::Place> found = arena_->Find(bytes);
+  if (!found.ok()) return found.status();
+  Arena::Place place = *found;
+  if (place.new_memfd_bytes == 0) {
+    use(place);
+    return Status();
+  }
+  Status status = server_->TakeArenaBytes(place.new_memfd_bytes);
+  if (!status.ok()) return status;
+  auto allocated = [self = shared_from_this(), place, use](Result<std::shared_ptr<Memfd>> memfd) {
+    if (self->ended() || !memfd.ok()) {
+      self->server_->GiveArenaBytes(place.new_memfd_bytes);
+      if (memfd.ok()) self->server_->host().Dispose(*memfd);
+      if (!self->ended()) self->Refuse(memfd.status().Within("memory for the arena"));
+      return;
+    }
+    self->arena_->Add(*memfd);  // nothing is placed in it before MAPPED
+    self->after_mapped_ = [use, place] { use(place); };
+    self->SendArena(*memfd);
+  };
+  server_->host().AllocateArena(place.new_memfd_bytes, identity_.numa_node, cancelled_, std::move(allocated));
+  return Status();
+}
+
+void Connection::SendArena(const std::shared_ptr<Memfd>& memfd) {
+  auto frame = MakeFrame<mlpo_arena>(MLPO_FRAME_ARENA, seq_);
+  frame.index = arena_->count() - 1;
+  frame.bytes = memfd->bytes();
+  const int fds[] = {memfd->fd()};
+  unmapped_ = memfd;
+  SetDeadline(kMappedSeconds, "the client did not map its arena");
+  Status status = SendFrame(socket_.native_handle(), &frame, sizeof frame, fds);
+  if (!status.ok()) End(status, false);
+}
+
+Status Connection::OnMapped(const Frame& frame) {
+  const auto* mapped = frame.As<mlpo_mapped>();
+  if (unmapped_ == nullptr || mapped == nullptr || mapped->index + 1 != arena_->count()) {
+    return Broken("MAPPED for an arena that was not sent");
+  }
+  deadline_.cancel();
+  Status status = unmapped_->Seal();
+  unmapped_.reset();
+  if (!status.ok()) return status;
+  std::exchange(after_mapped_, nullptr)();
+  return Status();
+}
+
+void Connection::AddSubgroup(SubgroupSpec spec, Arena::Place place) {
+  const SlotLayout layout = LayOutSlot(spec);
+  std::byte* slot = arena_->Take(place, layout.bytes);
+  spec.id = next_subgroup_++;
+  spec.header = slot;
+  spec.grad = slot + layout.grad_offset;
+  spec.param = slot + layout.param_offset;
+  keys_.insert(spec.key);
+  tensors_ += spec.tensors.size();
+  auto registered = MakeFrame<mlpo_registered>(MLPO_FRAME_REGISTERED, seq_);
+  registered.subgroup = spec.id;
+  registered.arena = place.memfd;
+  registered.header_offset = place.offset;
+  registered.grad_offset = place.offset + layout.grad_offset;
+  registered.param_offset = place.offset + layout.param_offset;
+  const uint64_t block = server_->block_elements();
+  registered.blocks = static_cast<uint32_t>((spec.numel + block - 1) / block);
+  server_->host().AddSubgroup(identity_.id, std::move(spec),
+                              [self = shared_from_this(), registered] { self->Reply(registered); });
+}
+
+void Connection::SetStaging(uint64_t bytes, Arena::Place place) {
+  std::byte* data = arena_->Take(place, bytes);
+  staging_ = true;
+  auto staged = MakeFrame<mlpo_staged>(MLPO_FRAME_STAGED, seq_);
+  staged.arena = place.memfd;
+  staged.offset = place.offset;
+  staged.bytes = bytes;
+  server_->host().SetStaging(identity_.id, data, bytes, [self = shared_from_this(), staged] { self->Reply(staged); });
+}
+
+template <class T>
+void Connection::Reply(const T& frame, std::span<const int> fds) {
+  if (ended()) return;
+  busy_ = false;
+  Status status = SendFrame(socket_.native_handle(), &frame, sizeof frame, fds);
+  if (!status.ok()) End(status, false);
+}
+
+void Connection::Refuse(const Status& status) {
+  busy_ = false;
+  spdlog::warn("event=request_refused session={} job={} rank={} code={} reason=\"{}\"", identity_.id, identity_.job,
+               identity_.rank, status.code(), status.message());
+  SendError(socket_.native_handle(), seq_, status);
+}
+
+// ---- End ----
+
+void Connection::End(const Status& reason, bool tell) {
+  if (ended()) return;
+  const bool was_running = state_ == State::kRunning;
+  state_ = State::kEnded;
+  cancelled_->store(true, std::memory_order_relaxed);
+  after_mapped_ = nullptr;
+  if (was_running && reason.ok()) {
+    spdlog::info("event=session_end session={} job={} rank={}", identity_.id, identity_.job, identity_.rank);
+  } else {
+    spdlog::warn("event=session_end session={} job={} rank={} uid={} pid={} code={} reason=\"{}\"", identity_.id,
+                 identity_.job, identity_.rank, identity_.uid, identity_.pid, reason.code(), reason.message());
+  }
+  if (tell) SendError(socket_.native_handle(), seq_, reason);
+  boost::system::error_code ignored;  // closing cannot fail in a way that matters here
+  socket_.close(ignored);
+  pidfd_.close(ignored);
+  deadline_.cancel();
+  server_->OnEnd(*this, was_running);
+}
+
+std::shared_ptr<void> Connection::TakeMemory() {
+  unmapped_.reset();
+  auto memory =
+      std::make_shared<std::pair<std::shared_ptr<Areas>, std::unique_ptr<Arena>>>(std::move(areas_), std::move(arena_));
+  return memory;
+}
+
+}  // namespace mlpo

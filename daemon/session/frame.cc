@@ -1,0 +1,85 @@
+#include "daemon/session/frame.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "proto/status.h"
+
+namespace mlpo {
+
+Frame::Outcome Frame::Receive(int socket, Status* status) {
+  fds_.clear();
+  iovec part = {buffer_, sizeof buffer_};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * MLPO_MAX_FRAME_FDS)];
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  ssize_t got;
+  do {
+    got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+  } while (got < 0 && errno == EINTR);
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Outcome::kNothing;
+  if (got <= 0) return Outcome::kClosed;
+  for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+      fds_.emplace_back(fd);
+    }
+  }
+  bytes_ = static_cast<size_t>(got);
+  std::string wrong;
+  if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+    wrong = "it is longer, or has more descriptors, than a frame may";
+  } else if (bytes_ < sizeof(mlpo_frame)) {
+    wrong = "it is shorter than its header";
+  } else if (header().magic != MLPO_MAGIC) {
+    wrong = "its magic number is not ours: is this an mlpo client?";
+  } else if (header().bytes != bytes_ || header().reserved != 0) {
+    wrong = "its header does not fit its length";
+  }
+  if (wrong.empty()) return Outcome::kFrame;
+  fds_.clear();
+  *status = Status(MLPO_E_PROTOCOL, "a frame is broken: " + wrong);
+  return Outcome::kBroken;
+}
+
+Status SendFrame(int socket, const void* frame, size_t bytes, std::span<const int> fds) {
+  iovec part = {const_cast<void*>(frame), bytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * MLPO_MAX_FRAME_FDS)] = {};
+  msghdr message = {};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (!fds.empty()) {
+    message.msg_control = control;
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* c = CMSG_FIRSTHDR(&message);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(c), fds.data(), fds.size_bytes());
+  }
+  ssize_t sent;
+  do {
+    sent = ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent < 0) return Status::Errno(errno, "sending a frame to the client");
+  return Status();
+}
+
+void SendError(int socket, uint32_t seq, const Status& status) {
+  auto frame = MakeFrame<mlpo_error>(MLPO_FRAME_ERROR, seq);
+  frame.status = status.code();
+  frame.os_errno = status.os_errno();
+  status.message().copy(frame.text, sizeof frame.text - 1);
+  (void)SendFrame(socket, &frame, sizeof frame, {});
+}
+
+}  // namespace mlpo

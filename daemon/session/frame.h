@@ -1,0 +1,58 @@
+// Frames on a session's socket: one datagram with its descriptors, received once and checked, or sent.
+//
+// Threads: none of its own; one socket is used by one thread.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "daemon/base/status.h"
+#include "daemon/base/unique_fd.h"
+#include "proto/control.h"
+
+namespace mlpo {
+
+class Frame {
+ public:
+  enum class Outcome { kFrame, kNothing, kClosed, kBroken };
+  // Never blocks. kBroken: *status says what is wrong with what came; its descriptors are closed.
+  Outcome Receive(int socket, Status* status);
+
+  uint16_t type() const { return header().type; }
+  uint32_t seq() const { return header().seq; }
+  std::vector<UniqueFd>& fds() { return fds_; }
+  // The frame as its struct if it is exactly as long; nullptr otherwise.
+  template <class T>
+  const T* As() const {
+    return bytes_ == sizeof(T) ? reinterpret_cast<const T*>(buffer_) : nullptr;
+  }
+  // The whole frame.
+  std::span<const std::byte> bytes() const { return {buffer_, bytes_}; }
+
+ private:
+  const mlpo_frame& header() const { return *reinterpret_cast<const mlpo_frame*>(buffer_); }
+
+  alignas(8) std::byte buffer_[MLPO_MAX_FRAME];
+  size_t bytes_ = 0;
+  std::vector<UniqueFd> fds_;
+};
+
+// A zeroed frame of type T with its header filled in.
+template <class T>
+T MakeFrame(uint16_t type, uint32_t seq) {
+  T frame = {};
+  mlpo_frame* header = reinterpret_cast<mlpo_frame*>(&frame);
+  header->magic = MLPO_MAGIC;
+  header->type = type;
+  header->bytes = sizeof frame;
+  header->seq = seq;
+  return frame;
+}
+
+// Never blocks: a peer that does not read its answers is an error (EAGAIN).
+Status SendFrame(int socket, const void* frame, size_t bytes, std::span<const int> fds);
+// An ERROR frame for `status`. Failure to send it is not worth more than the failure it reports.
+void SendError(int socket, uint32_t seq, const Status& status);
+
+}  // namespace mlpo

@@ -1,0 +1,30 @@
+// Peer: who is at the other end of a socket, as the kernel says.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "daemon/base/status.h"
+
+namespace mlpo {
+
+struct Peer {
+  pid_t pid = 0;
+  uid_t uid = 0;
+  std::vector<gid_t> groups;  // primary and supplementary
+};
+
+Result<Peer> PeerOf(int socket);
+// Success if root, our own uid or a member of `group` (empty: nobody else); else EACCES with what to do.
+Status CheckMayConnect(const Peer& peer, const std::string& group);
+// Whether the descriptor is a pidfd of the peer. One of a process that we cannot see (another pid namespace) passes.
+Status CheckPidfd(int fd, const Peer& peer);
+// Whether the process of a pidfd has ended.
+bool HasEnded(int pidfd);
+// A job's or node's name: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}.
+bool IsName(const std::string& name);
+
+}  // namespace mlpo

@@ -1,0 +1,151 @@
+#include <utility>  // before Asio of Boost 1.74 in C++20
+
+#include "daemon/session/session_server.h"
+
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include <boost/asio/post.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <cerrno>
+
+#include "daemon/base/check.h"
+#include "daemon/base/clock.h"
+
+namespace mlpo {
+namespace {
+
+constexpr int kAcceptsPerTurn = 16;
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+
+}  // namespace
+
+SessionServer::SessionServer(boost::asio::io_context& io, UniqueFd listener, Options options, SessionHost* host)
+    : io_(io), listener_(io, listener.release()), options_(std::move(options)), host_(host) {
+  CHECK(::getrandom(boot_id_.data(), boot_id_.size(), 0) == static_cast<ssize_t>(boot_id_.size()));
+}
+
+void SessionServer::Start() { Accept(); }
+
+void SessionServer::Accept() {
+  listener_.async_wait(boost::asio::posix::stream_descriptor::wait_read, [this](boost::system::error_code error) {
+    if (!error) OnAcceptable();
+  });
+}
+
+void SessionServer::OnAcceptable() {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    UniqueFd socket(::accept4(listener_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+      // Out of descriptors or memory: clients wait in the socket's backlog while we do not spin.
+      uint64_t suppressed;
+      if (accept_log_.Allow(NowNs(), &suppressed)) {
+        spdlog::error("event=accept_failed error=\"{}\" suppressed={}", Status::Errno(errno, "accept").message(),
+                      suppressed);
+      }
+      auto pause = std::make_shared<boost::asio::steady_timer>(io_, kAcceptPause);
+      pause->async_wait([this, pause](boost::system::error_code error) {
+        if (!error && listener_.is_open()) Accept();
+      });
+      return;
+    }
+    // Handshakes are bounded, too: connections that have not claimed a session count, and time out.
+    if (connections_.size() >= 2 * static_cast<size_t>(options_.max_sessions) + 64) continue;
+    Result<Peer> peer = PeerOf(socket.get());
+    if (!peer.ok()) continue;  // it has gone already
+    const SessionId id = next_session_++;
+    auto connection = std::make_shared<Connection>(this, io_, std::move(socket), std::move(*peer), id);
+    connections_[id] = connection;
+    connection->Start();
+  }
+  Accept();
+}
+
+void SessionServer::StopAccepting() {
+  boost::system::error_code ignored;  // closing cannot fail in a way that matters here
+  listener_.close(ignored);
+}
+
+void SessionServer::EndAll(const Status& reason) {
+  const auto connections = connections_;  // ending changes the map
+  for (const auto& [id, connection] : connections) connection->End(reason, true);
+}
+
+void SessionServer::Break(SessionId session, const std::string& reason) {
+  ++protocol_errors_;
+  auto it = connections_.find(session);
+  if (it == connections_.end()) return;
+  const std::shared_ptr<Connection> connection = it->second;
+  connection->End(Status(MLPO_E_PROTOCOL, reason), true);
+}
+
+const Connection* SessionServer::Find(SessionId session) const {
+  auto it = connections_.find(session);
+  return it == connections_.end() ? nullptr : it->second.get();
+}
+
+SessionServer::Key SessionServer::KeyOf(const Connection& connection) {
+  return {connection.identity().uid, connection.identity().job, connection.identity().rank};
+}
+
+SessionServer::ClaimOutcome SessionServer::Claim(Connection& connection) {
+  auto it = claims_.find(KeyOf(connection));
+  if (it == claims_.end()) {
+    if (claims_.size() >= options_.max_sessions) return ClaimOutcome::kFull;
+    claims_[KeyOf(connection)].holder = connection.identity().id;
+    return ClaimOutcome::kYours;
+  }
+  const std::shared_ptr<Connection> holder = connections_.at(it->second.holder);
+  if (!holder->ended() && !holder->ProcessEnded()) return ClaimOutcome::kTaken;
+  const std::shared_ptr<Connection> waiter = it->second.waiter.lock();
+  if (waiter != nullptr && !waiter->ended()) return ClaimOutcome::kTaken;
+  // Its process may be dead before we have heard so.
+  it->second.waiter = connection.weak_from_this();
+  holder->End(Status(-EPIPE, "its process ended"), false);
+  return ClaimOutcome::kWait;
+}
+
+void SessionServer::OnEnd(Connection& connection, bool was_running) {
+  if (was_running) return host_->SessionEnded(connection.identity());  // SessionGone follows
+  // Not from inside the connection's own call: whoever waits for the claim goes on with its handshake then.
+  boost::asio::post(io_, [this, id = connection.identity().id] {
+    const std::shared_ptr<Connection> gone = connections_.at(id);
+    connections_.erase(id);
+    host_->Dispose(gone->TakeMemory());
+    ReleaseClaim(*gone);
+  });
+}
+
+void SessionServer::SessionGone(SessionId session) {
+  const std::shared_ptr<Connection> gone = connections_.at(session);
+  CHECK(gone->ended());
+  GiveArenaBytes(gone->arena_bytes());
+  connections_.erase(session);
+  host_->Dispose(gone->TakeMemory());
+  ReleaseClaim(*gone);
+}
+
+void SessionServer::ReleaseClaim(const Connection& connection) {
+  auto it = claims_.find(KeyOf(connection));
+  if (it == claims_.end() || it->second.holder != connection.identity().id) return;
+  const std::shared_ptr<Connection> waiter = it->second.waiter.lock();
+  claims_.erase(it);
+  if (waiter == nullptr || waiter->ended()) return;
+  claims_[KeyOf(*waiter)].holder = waiter->identity().id;
+  waiter->Proceed();
+}
+
+Status SessionServer::TakeArenaBytes(uint64_t bytes) {
+  const uint64_t left = options_.arenas_limit_bytes - arenas_bytes_;
+  if (bytes > left) {
+    return Status(MLPO_E_QUOTA,
+                  "the arena needs " + std::to_string(bytes) + " bytes more, and " + std::to_string(left) +
+                      " of [memory] arenas = " + std::to_string(options_.arenas_limit_bytes) + " are left");
+  }
+  arenas_bytes_ += bytes;
+  return Status();
+}
+
+}  // namespace mlpo

@@ -1,0 +1,91 @@
+// SessionServer: accepts clients and knows which (user, job, rank) has a session.
+//
+// Owner: the main thread, on its io_context. Must outlive the io_context's run; Connections borrow it.
+#pragma once
+
+#include <array>
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "daemon/base/log.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/session/connection.h"
+#include "daemon/session/session_host.h"
+
+namespace mlpo {
+
+class SessionServer {
+ public:
+  struct Options {
+    uint64_t block_elements = 0;
+    uint64_t arenas_limit_bytes = 0;  // all sessions together
+    uint32_t max_sessions = 0;
+    std::string group;  // that may connect, besides our own uid and root
+  };
+
+  // `listener`: a listening SOCK_SEQPACKET socket.
+  SessionServer(boost::asio::io_context& io, UniqueFd listener, Options options, SessionHost* host);
+
+  void Start();
+  // No new clients; those that come are refused by the closed socket.
+  void StopAccepting();
+  // Ends every session with `reason`.
+  void EndAll(const Status& reason);
+  // The data thread found `session` breaking the protocol.
+  void Break(SessionId session, const std::string& reason);
+  // Nothing of an ended session is in use any more.
+  void SessionGone(SessionId session);
+  size_t session_count() const { return connections_.size(); }
+  uint64_t arenas_bytes() const { return arenas_bytes_; }
+  uint64_t protocol_errors() const { return protocol_errors_; }
+  // nullptr if it is not known.
+  const Connection* Find(SessionId session) const;
+
+  // ---- For Connection ----
+  enum class ClaimOutcome { kYours, kWait, kTaken, kFull };
+  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone.
+  ClaimOutcome Claim(Connection& connection);
+  void OnEnd(Connection& connection, bool was_running);
+  Status TakeArenaBytes(uint64_t bytes);
+  void GiveArenaBytes(uint64_t bytes) { arenas_bytes_ -= bytes; }
+  uint64_t NextGeneration() { return ++generation_; }
+  SessionHost& host() { return *host_; }
+  Frame& frame() { return frame_; }
+  const std::string& group() const { return options_.group; }
+  uint64_t block_elements() const { return options_.block_elements; }
+  uint64_t arenas_limit_bytes() const { return options_.arenas_limit_bytes; }
+  const std::array<uint8_t, MLPO_BOOT_ID_BYTES>& boot_id() const { return boot_id_; }
+
+ private:
+  using Key = std::tuple<uint32_t, std::string, uint32_t>;  // uid, job, rank
+  struct Claimed {
+    SessionId holder = 0;
+    std::weak_ptr<Connection> waiter;
+  };
+
+  void Accept();
+  void OnAcceptable();
+  static Key KeyOf(const Connection& connection);
+  void ReleaseClaim(const Connection& connection);
+
+  boost::asio::io_context& io_;
+  boost::asio::posix::stream_descriptor listener_;
+  const Options options_;
+  SessionHost* const host_;
+  Frame frame_;  // the one that is being received
+  std::array<uint8_t, MLPO_BOOT_ID_BYTES> boot_id_;
+  std::map<SessionId, std::shared_ptr<Connection>> connections_;
+  std::map<Key, Claimed> claims_;
+  SessionId next_session_ = 1;
+  uint64_t generation_ = 0;
+  uint64_t arenas_bytes_ = 0;
+  uint64_t protocol_errors_ = 0;
+  RateLimit accept_log_{1'000'000'000};
+};
+
+}  // namespace mlpo
