@@ -18,6 +18,8 @@
 
 namespace mlpo {
 
+class IoFaults;
+
 using TransferResults = MessageQueue<TransferResult>;
 
 class PathQueue {
@@ -27,6 +29,8 @@ class PathQueue {
     std::string engine = "auto";      // auto: io_uring, and threads where the kernel refuses it, whatever the errno
     uint32_t piece_bytes = 2u << 20;  // 1-8 MiB
     uint32_t depth = 32;              // pieces in flight
+    uint32_t rings = 1;               // queues on the same pool: each one's registration costs the kernel memory
+    IoFaults* faults = nullptr;       // tests only; borrowed
   };
 
   // `path`, `pool` and `results` are borrowed and must outlive the queue. With engine "io_uring" a refusal is an error.

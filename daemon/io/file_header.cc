@@ -1,0 +1,104 @@
+#include "daemon/io/file_header.h"
+
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <type_traits>
+
+#include "daemon/io/scratch_layout.h"
+
+namespace mlpo {
+namespace {
+
+constexpr char kMagic[8] = {'M', 'L', 'P', 'O', 'S', 'T', 'A', 'T'};
+constexpr uint32_t kFormatVersion = 1;
+constexpr size_t kNameBytes = 136;  // 128 and a NUL, rounded to 8
+
+struct FileHeaderPage {
+  char magic[8];
+  uint32_t format_version;
+  uint32_t header_bytes;
+  uint32_t daemon_uid;
+  uint32_t client_uid;
+  uint32_t rank;
+  uint32_t reserved;
+  uint64_t generation;
+  char node[kNameBytes];  // NUL-padded
+  char job[kNameBytes];
+  uint8_t zero[4096 - 40 - 2 * kNameBytes - 8];
+  uint64_t checksum;
+};
+static_assert(sizeof(FileHeaderPage) == Path::kFileHeaderBytes);
+static_assert(offsetof(FileHeaderPage, generation) == 32 && offsetof(FileHeaderPage, checksum) == 4088);
+static_assert(std::is_trivially_copyable_v<FileHeaderPage>);
+static_assert(std::endian::native == std::endian::little, "the file format is little endian");
+
+uint64_t Checksum(const FileHeaderPage& page) { return XXH3_64bits(&page, offsetof(FileHeaderPage, checksum)); }
+
+std::string Describe(const FileIdentity& identity) {
+  return "daemon uid " + std::to_string(identity.daemon_uid) + " node " + identity.node + " client uid " +
+         std::to_string(identity.owner.client_uid) + " job " + identity.owner.job + " rank " +
+         std::to_string(identity.owner.rank) + " generation " + std::to_string(identity.owner.generation);
+}
+
+}  // namespace
+
+HeaderPage MakeFileHeader(const FileIdentity& identity) {
+  CHECK(IsFolderName(identity.node) && IsFolderName(identity.owner.job));
+  FileHeaderPage page{};
+  std::memcpy(page.magic, kMagic, sizeof kMagic);
+  page.format_version = kFormatVersion;
+  page.header_bytes = sizeof page;
+  page.daemon_uid = identity.daemon_uid;
+  page.client_uid = identity.owner.client_uid;
+  page.rank = identity.owner.rank;
+  page.generation = identity.owner.generation;
+  std::memcpy(page.node, identity.node.data(), identity.node.size());
+  std::memcpy(page.job, identity.owner.job.data(), identity.owner.job.size());
+  page.checksum = Checksum(page);
+  HeaderPage out;
+  std::memcpy(out.bytes.data(), &page, sizeof page);
+  return out;
+}
+
+Result<FileIdentity> ParseFileHeader(const HeaderPage& bytes) {
+  FileHeaderPage page;
+  std::memcpy(&page, bytes.bytes.data(), sizeof page);
+  if (std::memcmp(page.magic, kMagic, sizeof kMagic) != 0) return Status::Invalid("no state file header (wrong magic)");
+  if (page.checksum != Checksum(page)) return Status::Invalid("the file header is damaged (wrong checksum)");
+  if (page.format_version != kFormatVersion)
+    return Status::Invalid("the file header has format " + std::to_string(page.format_version) +
+                           ", this daemon knows " + std::to_string(kFormatVersion));
+  FileIdentity identity;
+  identity.node.assign(page.node, ::strnlen(page.node, kNameBytes));
+  identity.daemon_uid = page.daemon_uid;
+  identity.owner.client_uid = page.client_uid;
+  identity.owner.job.assign(page.job, ::strnlen(page.job, kNameBytes));
+  identity.owner.rank = page.rank;
+  identity.owner.generation = page.generation;
+  if (page.header_bytes != sizeof page || !IsFolderName(identity.node) || !IsFolderName(identity.owner.job))
+    return Status::Invalid("the file header has names or sizes that this daemon never writes");
+  return identity;
+}
+
+Status CheckFileHeader(int fd, const FileIdentity& expected) {
+  HeaderPage page;
+  size_t done = 0;
+  while (done < page.bytes.size()) {
+    const ssize_t got = ::pread(fd, page.bytes.data() + done, page.bytes.size() - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Status::Errno(errno, "reading a file header");
+    if (got == 0 || (got % 512 != 0)) return Status::Invalid("the file ends within its header");
+    done += static_cast<size_t>(got);
+  }
+  Result<FileIdentity> found = ParseFileHeader(page);
+  if (!found.ok()) return found.status();
+  const std::string is = Describe(*found), should = Describe(expected);
+  if (is != should) return Status(-EPERM, "the file belongs to " + is + ", not to " + should);
+  return Status();
+}
+
+}  // namespace mlpo

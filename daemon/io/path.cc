@@ -1,0 +1,292 @@
+#include "daemon/io/path.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <mutex>
+#include <unordered_map>
+
+#include "daemon/base/log.h"
+#include "daemon/io/byte_text.h"
+#include "daemon/io/file_header.h"
+#include "daemon/io/path_folders.h"
+#include "daemon/io/path_probe.h"
+#include "daemon/io/scratch_cleanup.h"
+#include "daemon/io/scratch_layout.h"
+#include "proto/abi.h"
+
+namespace mlpo {
+namespace {
+
+// One fallocate is cut so that a signal loses little of a long one.
+constexpr uint64_t kAllocateBytes = uint64_t{16} << 30;
+constexpr uint64_t kNoCapacity = std::numeric_limits<uint64_t>::max();
+
+struct StateFile {
+  UniqueFd fd;
+  FileOwner owner;
+  uint64_t reserved_bytes = 0;
+  bool allocated = true;  // false: the file system has no fallocate; what is not written yet is only promised
+};
+
+// Bytes that are promised to a file but not on storage yet.
+uint64_t PromisedBytes(const StateFile& file) {
+  struct stat st;
+  if (file.allocated || ::fstat(file.fd.get(), &st) != 0) return 0;
+  const uint64_t stored = static_cast<uint64_t>(st.st_blocks) * 512;
+  return file.reserved_bytes - std::min(file.reserved_bytes, stored);
+}
+
+}  // namespace
+
+struct Path::Impl {
+  std::string shown;  // <directory>/mlpo/<uid>/<node>
+  std::string node;
+  UniqueFd directory_fd;
+  UniqueFd node_fd;
+  UniqueFd lock;
+  mutable std::mutex mutex;  // guards what follows
+  std::unordered_map<FileId, StateFile> files;
+  FileId next_file = 1;
+  uint64_t reserved_bytes = 0;  // of all files
+
+  // Free bytes of the file system for new extents, less what is only promised. mutex held.
+  Result<uint64_t> FreeOnFileSystem() const {
+    struct statvfs fs;
+    if (::fstatvfs(node_fd.get(), &fs) != 0) return PathError(errno, "asking for free space of", shown);
+    uint64_t free_bytes = static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
+    for (const auto& [id, file] : files) free_bytes -= std::min(free_bytes, PromisedBytes(file));
+    return free_bytes;
+  }
+  uint64_t LeftOfCapacity(uint64_t capacity_bytes) const {
+    if (capacity_bytes == 0) return kNoCapacity;
+    return capacity_bytes - std::min(capacity_bytes, reserved_bytes);
+  }
+  std::string FileName(const FileOwner& owner) const {
+    return shown + "/" + JobFolder(owner) + "/" + RankFolder(owner) + "/" + kStateFile;
+  }
+
+  Result<UniqueFd> MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const;
+  Result<UniqueFd> TryStateFile(int folder_fd, const FileOwner& owner, bool direct, bool nameless) const;
+  Status Unlink(const FileOwner& owner) const;
+};
+
+// With its header on storage before it has a name, so that a crash leaves no file that we would not know as ours; where
+// the file system cannot make nameless files, the header follows the name.
+Result<UniqueFd> Path::Impl::MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const {
+  Result<UniqueFd> fd = TryStateFile(folder_fd, owner, direct, true);
+  return fd.ok() ? std::move(fd) : TryStateFile(folder_fd, owner, direct, false);
+}
+
+Result<UniqueFd> Path::Impl::TryStateFile(int folder_fd, const FileOwner& owner, bool direct, bool nameless) const {
+  const int flags = O_RDWR | O_CLOEXEC | (direct ? O_DIRECT : 0);
+  const std::string name = FileName(owner);
+  UniqueFd fd(nameless ? ::openat(folder_fd, ".", flags | O_TMPFILE, 0600)
+                       : ::openat(folder_fd, kStateFile, flags | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
+  if (!fd) return PathError(errno, "making the state file", name);
+
+  int error = 0;
+  const HeaderPage header = MakeFileHeader({node, ::geteuid(), owner});
+  const ssize_t put = ::pwrite(fd.get(), header.bytes.data(), header.bytes.size(), 0);
+  if (put < 0) {
+    error = errno;
+  } else if (static_cast<size_t>(put) != header.bytes.size()) {
+    error = ENOSPC;
+  } else if (::fdatasync(fd.get()) != 0) {
+    error = errno;
+  } else if (nameless) {
+    const std::string self = "/proc/self/fd/" + std::to_string(fd.get());
+    if (::linkat(AT_FDCWD, self.c_str(), folder_fd, kStateFile, AT_SYMLINK_FOLLOW) != 0) error = errno;
+  }
+  if (error == 0) return fd;
+  if (!nameless) (void)::unlinkat(folder_fd, kStateFile, 0);  // the first error is the one to report
+  return PathError(error, "writing the header of", name);
+}
+
+// The file and its folders. Folders that others still use stay.
+Status Path::Impl::Unlink(const FileOwner& owner) const {
+  constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+  const std::string job = JobFolder(owner), rank = RankFolder(owner), name = FileName(owner);
+  UniqueFd job_fd(::openat(node_fd.get(), job.c_str(), kFolderFlags));
+  if (!job_fd) return PathError(errno, "removing", name);
+  UniqueFd rank_fd(::openat(job_fd.get(), rank.c_str(), kFolderFlags));
+  if (!rank_fd) return PathError(errno, "removing", name);
+  if (::unlinkat(rank_fd.get(), kStateFile, 0) != 0) return PathError(errno, "removing", name);
+  if (::unlinkat(job_fd.get(), rank.c_str(), AT_REMOVEDIR) != 0)
+    return PathError(errno, "removing the folder of", name);
+  if (::unlinkat(node_fd.get(), job.c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY && errno != EEXIST)
+    return PathError(errno, "removing the job folder of", name);
+  return Status();
+}
+
+Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::string& name, const std::string& node) {
+  if (!IsFolderName(node))
+    return Status::Invalid("the node name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}; set [daemon] node");
+  std::unique_ptr<Path> path(new Path());
+  path->impl_ = std::make_unique<Impl>();
+  path->name_ = name;
+  path->directory_ = config.directory;
+  path->config_ = config;
+  Impl& impl = *path->impl_;
+  impl.node = node;
+
+  Result<UniqueFd> directory = OpenPathDirectory(config.directory);
+  if (!directory.ok()) return directory.status();
+  impl.directory_fd = std::move(*directory);
+  std::string shown = config.directory + "/" + kTopFolder;
+  Result<UniqueFd> top = OpenTopFolder(impl.directory_fd.get(), shown);
+  if (!top.ok()) return top.status();
+  const std::string uid = std::to_string(::geteuid());
+  shown += "/" + uid;
+  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, shown);
+  if (!own.ok()) return own.status();
+  shown += "/" + node;
+  Result<UniqueFd> node_fd = OpenOwnFolder(own->get(), node, shown);
+  if (!node_fd.ok()) return node_fd.status();
+  impl.node_fd = std::move(*node_fd);
+  impl.shown = shown;
+
+  Result<UniqueFd> lock = LockNodeFolder(impl.node_fd.get(), node, shown);
+  if (!lock.ok()) return lock.status();
+  impl.lock = std::move(*lock);
+  Result<CleanupResult> cleaned = RemoveDeadScratch(impl.node_fd.get(), node, shown);
+  if (!cleaned.ok()) return cleaned.status();
+  if (cleaned->removed > 0)
+    spdlog::info("event=scratch_removed path={} files={} bytes={}", name, cleaned->removed, cleaned->bytes);
+
+  Result<ProbeResult> probe = ProbeFolder(impl.node_fd.get(), shown, config.direct);
+  if (!probe.ok()) return probe.status();
+  path->direct_io_ = probe->direct;
+  if (!probe->direct && config.direct)
+    spdlog::warn("event=buffered_io path={} directory={} errno={} reason=\"{}{}{}\"", name, config.directory,
+                 probe->error, probe->reason, probe->error != 0 ? ": " : "",
+                 probe->error != 0 ? std::generic_category().message(probe->error) : "");
+  spdlog::info("event=path_open path={} directory={} direct_io={} alignment={}", name, config.directory, probe->direct,
+               probe->alignment);
+  return path;
+}
+
+Path::~Path() {
+  if (impl_ == nullptr) return;
+  // Working state lives as long as its session; what is left here belongs to sessions that end with us.
+  for (auto& [id, file] : impl_->files) {
+    file.fd.reset();
+    const Status removed = impl_->Unlink(file.owner);
+    if (!removed.ok()) spdlog::warn("event=scratch_left path={} error=\"{}\"", name_, removed.message());
+  }
+}
+
+uint64_t Path::AvailableBytes() const {
+  std::lock_guard lock(impl_->mutex);
+  const Result<uint64_t> free_bytes = impl_->FreeOnFileSystem();
+  if (!free_bytes.ok()) {  // asked often, by policy: no space until the file system answers again
+    spdlog::debug("event=free_space_unknown path={} error=\"{}\"", name_, free_bytes.status().message());
+    return 0;
+  }
+  return std::min(free_bytes.value(), impl_->LeftOfCapacity(config_.capacity_bytes));
+}
+
+Result<FileId> Path::CreateFile(const FileOwner& owner) {
+  if (!IsFolderName(owner.job)) return Status::Invalid("a job name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  const std::string job = JobFolder(owner), rank = RankFolder(owner);
+  Result<UniqueFd> job_fd = OpenOwnFolder(impl_->node_fd.get(), job, impl_->shown + "/" + job);
+  if (!job_fd.ok()) return job_fd.status();
+  Result<UniqueFd> rank_fd = OpenOwnFolder(job_fd->get(), rank, impl_->shown + "/" + job + "/" + rank);
+  if (!rank_fd.ok()) return rank_fd.status();
+  Result<UniqueFd> fd = impl_->MakeStateFile(rank_fd->get(), owner, direct_io_);
+  if (!fd.ok()) {  // fails where somebody's file is in the folder: then it stays
+    if (::unlinkat(job_fd->get(), rank.c_str(), AT_REMOVEDIR) == 0)
+      (void)::unlinkat(impl_->node_fd.get(), job.c_str(), AT_REMOVEDIR);
+    return fd.status();
+  }
+  StateFile file;
+  file.fd = std::move(*fd);
+  file.owner = owner;
+  std::lock_guard lock(impl_->mutex);
+  const FileId id = impl_->next_file++;
+  impl_->files.emplace(id, std::move(file));
+  return id;
+}
+
+Status Path::Reserve(FileId id, uint64_t bytes) {
+  // Only this thread makes and removes files, so the descriptor stays; the lock is not held over a slow fallocate.
+  int fd = -1;
+  uint64_t from = 0, available = 0;
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto found = impl_->files.find(id);
+    if (found == impl_->files.end()) return Status(-EBADF, "no file " + std::to_string(id) + " on path " + name_);
+    if (bytes <= found->second.reserved_bytes) return Status();
+    fd = found->second.fd.get();
+    from = found->second.reserved_bytes;
+    const Result<uint64_t> free_bytes = impl_->FreeOnFileSystem();
+    if (!free_bytes.ok()) return free_bytes.status();
+    available = std::min(free_bytes.value(), impl_->LeftOfCapacity(config_.capacity_bytes));
+  }
+  const auto no_space = [&](int error, uint64_t have) {
+    return Status(-error,
+                  "path " + name_ + " (" + directory_ + ") cannot give " + ByteText(bytes - from) + " more; " +
+                      ByteText(have) + " are available" +
+                      (config_.capacity_bytes != 0 ? " (capacity is " + ByteText(config_.capacity_bytes) + ")" : "") +
+                      "; free space there, raise its capacity, or add a path");
+  };
+  if (bytes - from > available) return no_space(ENOSPC, available);
+
+  bool allocated = true;
+  int error = 0;
+  for (uint64_t at = from; at < bytes && error == 0;) {
+    const uint64_t length = std::min(kAllocateBytes, bytes - at);
+    if (::fallocate(fd, 0, static_cast<off_t>(kFileHeaderBytes + at), static_cast<off_t>(length)) == 0) {
+      at += length;
+    } else if (errno == EOPNOTSUPP || errno == ENOSYS) {  // promised only; room for it was checked above
+      allocated = false;
+      if (::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + bytes)) != 0) error = errno;
+      break;
+    } else if (errno != EINTR) {
+      error = errno;
+    }
+  }
+  if (error != 0) {  // give back what a failed attempt took; extents below `from` are not touched
+    if (::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + from)) != 0)
+      spdlog::warn("event=reserve_undo_failed path={} file={} errno={}", name_, id, errno);
+    if (error == ENOSPC || error == EDQUOT) return no_space(error, available);
+    if (error == EFBIG)
+      return Status(-EFBIG, "path " + name_ + " (" + directory_ + "): a file of " + ByteText(kFileHeaderBytes + bytes) +
+                                " is beyond RLIMIT_FSIZE or the file system's limit; raise LimitFSIZE= or ulimit -f");
+    return PathError(error, "reserving " + ByteText(bytes - from) + " on path " + name_ + " in", directory_);
+  }
+  std::lock_guard lock(impl_->mutex);
+  StateFile& file = impl_->files.at(id);
+  file.reserved_bytes = bytes;
+  file.allocated = file.allocated && allocated;
+  impl_->reserved_bytes += bytes - from;
+  return Status();
+}
+
+Status Path::RemoveFile(FileId id) {
+  StateFile file;
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto found = impl_->files.find(id);
+    if (found == impl_->files.end()) return Status(-EBADF, "no file " + std::to_string(id) + " on path " + name_);
+    file = std::move(found->second);
+    impl_->files.erase(found);
+    impl_->reserved_bytes -= file.reserved_bytes;
+  }
+  const Status removed = impl_->Unlink(file.owner);
+  file.fd.reset();  // the last reference: here the space comes free
+  return removed;
+}
+
+int Path::descriptor(FileId id) const {
+  std::lock_guard lock(impl_->mutex);
+  const auto found = impl_->files.find(id);
+  return found == impl_->files.end() ? -1 : found->second.fd.get();
+}
+
+}  // namespace mlpo

@@ -1,0 +1,157 @@
+#include "daemon/io/path_probe.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "daemon/base/unique_fd.h"
+#include "daemon/io/path_folders.h"
+#include "proto/abi.h"
+
+namespace mlpo {
+namespace {
+
+constexpr size_t kProbeBytes = 64 << 10;
+constexpr char kProbeFile[] = "probe";
+
+// struct statx as Linux 6.1 has it; the C library's may be older.
+struct StatxDio {
+  uint32_t mask, blksize;
+  uint64_t attributes;
+  uint32_t nlink, uid, gid;
+  uint16_t mode, spare0;
+  uint64_t ino, size, blocks, attributes_mask;
+  struct {
+    int64_t sec;
+    uint32_t nsec;
+    int32_t pad;
+  } times[4];
+  uint32_t rdev_major, rdev_minor, dev_major, dev_minor;
+  uint64_t mnt_id;
+  uint32_t dio_mem_align, dio_offset_align;
+  uint64_t spare3[12];
+};
+static_assert(sizeof(StatxDio) == 256 && offsetof(StatxDio, dio_mem_align) == 152);
+constexpr uint32_t kStatxDioAlign = 0x2000;
+
+struct Aligned {
+  explicit Aligned(size_t bytes) : data(static_cast<std::byte*>(std::aligned_alloc(MLPO_ALIGN, bytes))) {}
+  ~Aligned() { std::free(data); }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  std::byte* data;
+};
+
+// A file without a name: nothing remains of it, whenever we die. The lock of the folder is ours.
+UniqueFd OpenProbeFile(int folder_fd, int extra_flags) {
+  UniqueFd fd(::openat(folder_fd, ".", O_TMPFILE | O_RDWR | O_CLOEXEC | extra_flags, 0600));
+  if (fd || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL)) return fd;
+  (void)::unlinkat(folder_fd, kProbeFile, 0);  // of a start that was killed between the next two calls
+  fd.reset(::openat(folder_fd, kProbeFile, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC | extra_flags, 0600));
+  const int error = errno;
+  if (fd) (void)::unlinkat(folder_fd, kProbeFile, 0);
+  errno = error;
+  return fd;
+}
+
+// One write and one read of the whole probe at `offset`, `bytes` long. 0, or errno; *what says which step failed.
+int WriteAndReadBack(int fd, const std::byte* pattern, std::byte* back, size_t bytes, off_t offset, std::string* what) {
+  *what = "writing";
+  const ssize_t put = ::pwrite(fd, pattern, bytes, offset);
+  if (put < 0) return errno;
+  if (static_cast<size_t>(put) != bytes) return ENOSPC;  // a start probe that is cut short: no room
+  *what = "syncing";
+  if (::fdatasync(fd) != 0) return errno;
+  (void)::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);  // buffered: read from storage; else no effect
+  *what = "reading back";
+  std::memset(back, 0, bytes);
+  const ssize_t got = ::pread(fd, back, bytes, offset);
+  if (got < 0) return errno;
+  *what = "comparing what was read back with what was written to";
+  if (static_cast<size_t>(got) != bytes || std::memcmp(pattern, back, bytes) != 0) return EIO;
+  return 0;
+}
+
+// What the kernel says about O_DIRECT on this file: 0 unknown, else the larger alignment; *refused if it says never.
+uint32_t KernelAlignment(int fd, bool* refused) {
+  StatxDio st{};
+  if (::syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kStatxDioAlign, &st) != 0) return 0;
+  if ((st.mask & kStatxDioAlign) == 0) return 0;
+  *refused = st.dio_offset_align == 0;
+  return std::max(st.dio_mem_align, st.dio_offset_align);
+}
+
+// Tries O_DIRECT. Fills *result; an error only where the data came back wrong.
+Status ProbeDirect(int folder_fd, const std::string& shown, const std::byte* pattern, std::byte* back,
+                   ProbeResult* result) {
+  struct statfs fs;
+  if (::fstatfs(folder_fd, &fs) != 0) return PathError(errno, "fstatfs of", shown);
+  if (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC) {
+    result->reason = "the file system is memory and only pretends to do O_DIRECT";
+    return Status();
+  }
+  UniqueFd fd = OpenProbeFile(folder_fd, O_DIRECT);
+  if (!fd) {
+    result->error = errno;
+    result->reason = "open with O_DIRECT is refused";
+    return Status();
+  }
+  bool refused = false;
+  uint32_t alignment = KernelAlignment(fd.get(), &refused);
+  if (refused || alignment > MLPO_ALIGN) {
+    result->reason = refused ? "the kernel reports no O_DIRECT for this file system"
+                             : "O_DIRECT needs an alignment of " + std::to_string(alignment) + " bytes here";
+    return Status();
+  }
+  std::string what;
+  result->error = WriteAndReadBack(fd.get(), pattern, back, kProbeBytes, 0, &what);
+  if (result->error == EIO || result->error == ENOSPC || result->error == EDQUOT)
+    return PathError(result->error, "start probe with O_DIRECT: " + what, shown);
+  if (result->error != 0) {
+    result->reason = what + " with O_DIRECT fails";
+    return Status();
+  }
+  if (alignment == 0)  // an older kernel: our transfers need 4096 only, which was just proven; try the finer one
+    alignment = WriteAndReadBack(fd.get(), pattern, back, 512, 512, &what) == 0 ? 512 : MLPO_ALIGN;
+  result->direct = true;
+  result->alignment = alignment;
+  return Status();
+}
+
+}  // namespace
+
+Result<ProbeResult> ProbeFolder(int folder_fd, const std::string& shown, bool want_direct) {
+  Aligned pattern(kProbeBytes), back(kProbeBytes);
+  if (pattern.data == nullptr || back.data == nullptr) return Status::Errno(ENOMEM, "start probe of " + shown);
+  for (size_t done = 0; done < kProbeBytes;) {
+    const ssize_t got = ::getrandom(pattern.data + done, kProbeBytes - done, 0);
+    if (got < 0 && errno != EINTR) return Status::Errno(errno, "getrandom");
+    if (got > 0) done += static_cast<size_t>(got);
+  }
+  ProbeResult result;
+  if (want_direct) {
+    const Status tried = ProbeDirect(folder_fd, shown, pattern.data, back.data, &result);
+    if (!tried.ok()) return tried;
+    if (result.direct) return result;
+  } else {
+    result.reason = "direct = false is configured";
+  }
+  UniqueFd fd = OpenProbeFile(folder_fd, 0);
+  if (!fd) return PathError(errno, "start probe: making a file in", shown);
+  std::string what;
+  const int error = WriteAndReadBack(fd.get(), pattern.data, back.data, kProbeBytes, 0, &what);
+  if (error != 0) return PathError(error, "start probe: " + what, shown);
+  return result;
+}
+
+}  // namespace mlpo

@@ -1,0 +1,33 @@
+// Names of the scratch folders: <directory>/mlpo/<daemon uid>/<node>/<client uid>-<job>/<rank>-<generation>/state.
+//
+// A name that comes from outside becomes part of a file name only if IsFolderName holds. No state; any thread.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "daemon/io/path.h"
+
+namespace mlpo {
+
+inline constexpr char kTopFolder[] = "mlpo";
+inline constexpr char kStateFile[] = "state";
+inline constexpr char kLockFile[] = "lock";
+
+// Job and node names: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}. So neither "..", nor a slash, nor a newline.
+inline bool IsFolderName(std::string_view name) {
+  const auto plain = [](char c) {
+    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+  };
+  if (name.empty() || name.size() > 128 || !plain(name.front())) return false;
+  for (char c : name)
+    if (!plain(c) && c != '.' && c != '-') return false;
+  return true;
+}
+
+inline std::string JobFolder(const FileOwner& owner) { return std::to_string(owner.client_uid) + "-" + owner.job; }
+inline std::string RankFolder(const FileOwner& owner) {
+  return std::to_string(owner.rank) + "-" + std::to_string(owner.generation);
+}
+
+}  // namespace mlpo

@@ -1,0 +1,278 @@
+#include "daemon/io/uring_queue.h"
+
+#include <poll.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+
+#include "daemon/base/clock.h"
+#include "daemon/io/byte_text.h"
+#include "daemon/io/io_faults.h"
+#include "daemon/io/memory_lock.h"
+#include "proto/abi.h"
+
+namespace mlpo {
+namespace {
+
+constexpr uint64_t kInboxToken = 0;  // no piece has it
+// 4 KiB pages cost 6 MiB of kernel memory and 21 ms a GiB in each ring: beyond this it is not worth it.
+constexpr uint64_t kMaxSmallPageBytes = uint64_t{64} << 30;
+constexpr int64_t kEnterPauseNs = kNsPerMs;
+
+// From the best mode for one thread that submits and reaps to what Linux 5.10 has. A mode that the kernel does not
+// know is EINVAL.
+constexpr unsigned kModes[] = {
+#if defined(IORING_SETUP_SINGLE_ISSUER) && defined(IORING_SETUP_DEFER_TASKRUN)
+    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
+#endif
+#if defined(IORING_SETUP_COOP_TASKRUN)
+    IORING_SETUP_COOP_TASKRUN,
+#endif
+    0,
+};
+
+__kernel_timespec Timespec(int64_t ns) { return {ns / kNsPerS, ns % kNsPerS}; }
+
+}  // namespace
+
+UringQueue::UringQueue(const Options& options, const Path* path, const BufferPool* pool, TransferResults* results)
+    : options_(options),
+      path_(path),
+      pool_(pool),
+      results_(results),
+      table_({options.index, path->name(), options.piece_bytes, options.depth,
+              path->direct_io() ? static_cast<uint32_t>(MLPO_ALIGN) : 1u}),
+      enter_errors_(kNsPerS) {}
+
+Result<std::unique_ptr<PathQueue>> UringQueue::Start(const Options& options, const Path* path, const BufferPool* pool,
+                                                     TransferResults* results) {
+  std::unique_ptr<UringQueue> queue(new UringQueue(options, path, pool, results));
+  std::promise<Status> started;
+  std::future<Status> status = started.get_future();
+  try {
+    queue->thread_ =
+        std::thread([raw = queue.get(), promise = std::move(started)]() mutable { raw->Run(std::move(promise)); });
+  } catch (const std::system_error& e) {
+    return Status::Errno(e.code().value(), "starting the I/O thread of path " + path->name());
+  }
+  const Status set_up = status.get();
+  if (!set_up.ok()) {
+    queue->thread_.join();
+    return set_up;
+  }
+  return std::unique_ptr<PathQueue>(std::move(queue));
+}
+
+UringQueue::~UringQueue() {
+  if (!thread_.joinable()) return;  // the set-up failed
+  inbox_.Put(std::nullopt);
+  thread_.join();
+}
+
+void UringQueue::Submit(const Transfer& transfer) {
+  CHECK(transfer.buffer < pool_->count() && transfer.bytes <= pool_->buffer_bytes());
+  inbox_.Put(transfer);
+}
+
+int UringQueue::FaultAt(const char* call) const {
+  return options_.faults == nullptr ? 0 : options_.faults->SetupError(call);
+}
+
+Status UringQueue::SetUp() {
+  const Status made = MakeRing();
+  if (!made.ok()) return made;
+  const Status tried = TryRing();
+  if (!tried.ok()) return tried;
+  return RegisterPool();
+}
+
+Status UringQueue::MakeRing() {
+  int error = FaultAt("io_uring_setup");
+  for (const unsigned mode : kModes) {
+    if (error != 0) break;
+    error = -::io_uring_queue_init(options_.depth + 1, &ring_, mode);  // + 1: the poll of the inbox
+    if (error == 0) {
+      ring_made_ = true;
+      return Status();
+    }
+    if (error == EINVAL && mode != 0) error = 0;  // step down
+  }
+  return Status::Errno(error, "io_uring_setup");
+}
+
+// A seccomp filter may let the ring be made and refuse to enter it.
+Status UringQueue::TryRing() {
+  int error = FaultAt("io_uring_enter");
+  if (error == 0) {
+    io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
+    CHECK(sqe != nullptr);
+    ::io_uring_prep_nop(sqe);
+    ::io_uring_sqe_set_data64(sqe, kInboxToken);
+    int rc;
+    do {
+      rc = ::io_uring_submit_and_wait(&ring_, 1);
+    } while (rc == -EINTR);
+    io_uring_cqe* cqe = nullptr;
+    if (rc >= 0) rc = ::io_uring_peek_cqe(&ring_, &cqe);
+    if (rc < 0) {
+      error = -rc;
+    } else {
+      error = cqe->res < 0 ? -cqe->res : 0;
+      ::io_uring_cqe_seen(&ring_, cqe);
+    }
+  }
+  return error == 0 ? Status() : Status::Errno(error, "io_uring_enter");
+}
+
+Status UringQueue::RegisterPool() {
+  if (!pool_->huge_pages() && pool_->pool_bytes() > kMaxSmallPageBytes / std::max(1u, options_.rings)) {
+    spdlog::warn(
+        "event=buffers_not_registered path={} pool_bytes={} rings={} reason=\"without huge pages this costs "
+        "more than it gives; set huge pages aside (vm.nr_hugepages) for a pool of this size\"",
+        path_->name(), pool_->pool_bytes(), options_.rings);
+    return Status();
+  }
+  int error = FaultAt("io_uring_register");
+  if (error == 0) {
+    const std::vector<iovec>& pieces = pool_->pieces();
+    error = -::io_uring_register_buffers(&ring_, pieces.data(), static_cast<unsigned>(pieces.size()));
+  }
+  if (error == 0) {
+    registered_ = true;
+    return Status();
+  }
+  const std::optional<uint64_t> limit = MemoryLockLimit();
+  if (error != ENOMEM || !limit) return Status::Errno(error, "io_uring_register of the pool");
+  const uint64_t need = pool_->pool_bytes() * std::max(1u, options_.rings);
+  spdlog::warn(
+      "event=buffers_not_registered path={} errno={} need_bytes={} limit_bytes={} advice=\"works, with more CPU "
+      "time per byte; raise RLIMIT_MEMLOCK to at least {} bytes (LimitMEMLOCK= in the unit, ulimit -l in KiB)\"",
+      path_->name(), error, need, *limit, need);
+  return Status();
+}
+
+void UringQueue::Run(std::promise<Status> started) {
+  SetThreadName("io-" + path_->name());
+  const Status set_up = SetUp();
+  if (set_up.ok()) {
+    started.set_value(set_up);
+    while (!stopping_ || !table_.idle()) {
+      if (!watching_ && !stopping_) WatchInbox();
+      IssuePieces();
+      Wait();
+      ReapCompletions();
+    }
+  }
+  if (ring_made_) ::io_uring_queue_exit(&ring_);
+  if (!set_up.ok()) started.set_value(set_up);
+}
+
+void UringQueue::WatchInbox() {
+  io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
+  if (sqe == nullptr) return;  // the kernel has not taken what is there yet; next round
+  ::io_uring_prep_poll_add(sqe, inbox_.event_fd(), POLLIN);
+  ::io_uring_sqe_set_data64(sqe, kInboxToken);
+  watching_ = true;
+}
+
+void UringQueue::TakeInbox() {
+  taken_.clear();
+  inbox_.TakeAll(&taken_);
+  for (const std::optional<Transfer>& transfer : taken_) {
+    if (!transfer) {
+      stopping_ = true;
+      continue;
+    }
+    const std::optional<TransferResult> ended =
+        table_.Add(*transfer, path_->descriptor(transfer->file), pool_->data(transfer->buffer), NowNs());
+    if (ended) results_->Put(*ended);
+  }
+}
+
+void UringQueue::IssuePieces() {
+  // Each piece in flight has at most one entry in the ring, so that all fit; unless the kernel has not taken the last
+  // ones yet.
+  while (::io_uring_sq_space_left(&ring_) > 0) {
+    const std::optional<PieceTable::Operation> operation = table_.Next(NowNs());
+    if (!operation) return;
+    Prepare(*operation);
+  }
+}
+
+void UringQueue::Prepare(const PieceTable::Operation& operation) {
+  io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
+  CHECK(sqe != nullptr);
+  const size_t asked = options_.faults == nullptr
+                           ? operation.bytes
+                           : options_.faults->RequestBytes(operation.direction, operation.offset, operation.bytes);
+  const auto bytes = static_cast<unsigned>(asked);
+  const auto piece = static_cast<int>(pool_->piece_of(operation.buffer));
+  if (operation.direction == Direction::kRead) {
+    if (registered_) {
+      ::io_uring_prep_read_fixed(sqe, operation.fd, operation.data, bytes, operation.offset, piece);
+    } else {
+      ::io_uring_prep_read(sqe, operation.fd, operation.data, bytes, operation.offset);
+    }
+  } else {
+    if (registered_) {
+      ::io_uring_prep_write_fixed(sqe, operation.fd, operation.data, bytes, operation.offset, piece);
+    } else {
+      ::io_uring_prep_write(sqe, operation.fd, operation.data, bytes, operation.offset);
+    }
+  }
+  ::io_uring_sqe_set_data64(sqe, operation.token);
+}
+
+// Sleeps until something has completed, new work has come, or a retry is due.
+void UringQueue::Wait() {
+  int rc;
+  const int64_t retry_ns = table_.next_retry_ns();
+  if (retry_ns == INT64_MAX) {
+    rc = ::io_uring_submit_and_wait(&ring_, 1);
+  } else {
+    __kernel_timespec pause = Timespec(std::max<int64_t>(retry_ns - NowNs(), 1));
+    io_uring_cqe* first = nullptr;
+    rc = ::io_uring_submit_and_wait_timeout(&ring_, &first, 1, &pause, nullptr);
+  }
+  if (rc >= 0 || rc == -EINTR || rc == -ETIME) return;
+  // EAGAIN, EBUSY: the kernel is out of memory or completions wait to be reaped, which comes next. Anything else was
+  // not so at start. Transfers in flight cannot be given up while the kernel may use their buffers: keep trying.
+  uint64_t suppressed = 0;
+  if (rc != -EAGAIN && rc != -EBUSY && enter_errors_.Allow(NowNs(), &suppressed))
+    spdlog::error("event=io_uring_enter_failed path={} errno={} suppressed={}", path_->name(), -rc, suppressed);
+  if (::io_uring_cq_ready(&ring_) == 0) {
+    timespec pause{0, kEnterPauseNs};
+    ::nanosleep(&pause, nullptr);
+  }
+}
+
+void UringQueue::ReapCompletions() {
+  io_uring_cqe* cqe = nullptr;
+  while (::io_uring_peek_cqe(&ring_, &cqe) == 0) {
+    const uint64_t token = cqe->user_data;
+    const int64_t result = cqe->res;
+    ::io_uring_cqe_seen(&ring_, cqe);
+    HandleCompletion(token, result);
+  }
+}
+
+void UringQueue::HandleCompletion(uint64_t token, int64_t result) {
+  if (token == kInboxToken) {
+    watching_ = false;  // also after an error: the next round polls again
+    TakeInbox();
+    return;
+  }
+  if (token == LIBURING_UDATA_TIMEOUT) return;  // liburing's own, before Linux 5.11
+  if (options_.faults != nullptr) {
+    const PieceTable::Operation* operation = table_.Find(token);
+    if (operation != nullptr)
+      result = options_.faults->Outcome(operation->direction, operation->offset, operation->bytes, result);
+  }
+  const std::optional<TransferResult> ended = table_.Complete(token, result, NowNs());
+  if (ended) results_->Put(*ended);
+}
+
+}  // namespace mlpo
