@@ -1,50 +1,22 @@
 #include "daemon/session/peer.h"
 
-#include <grp.h>
-#include <limits.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <fstream>
 
 #include "proto/abi.h"
 #include "proto/status.h"
 
-#ifndef SO_PEERGROUPS
-#define SO_PEERGROUPS 59
-#endif
-
 namespace mlpo {
-
-Result<Peer> PeerOf(int socket) {
-  ucred credentials;
-  socklen_t bytes = sizeof credentials;
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &bytes) != 0) {
-    return Status::Errno(errno, "SO_PEERCRED of a client");
-  }
-  Peer peer;
-  peer.pid = credentials.pid;
-  peer.uid = credentials.uid;
-  peer.groups.push_back(credentials.gid);
-  std::vector<gid_t> groups(NGROUPS_MAX);
-  bytes = static_cast<socklen_t>(groups.size() * sizeof(gid_t));
-  if (::getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups.data(), &bytes) == 0) {
-    peer.groups.insert(peer.groups.end(), groups.begin(), groups.begin() + bytes / sizeof(gid_t));
-  }
-  return peer;
-}
 
 Status CheckMayConnect(const Peer& peer, const std::string& group) {
   if (peer.uid == 0 || peer.uid == ::geteuid()) return Status();
   if (!group.empty()) {
-    const ::group* entry = ::getgrnam(group.c_str());
-    if (entry != nullptr && std::find(peer.groups.begin(), peer.groups.end(), entry->gr_gid) != peer.groups.end()) {
-      return Status();
-    }
+    Result<gid_t> gid = GroupByName(group);
+    if (gid.ok() && peer.InGroup(*gid)) return Status();
   }
   return Status(-EACCES, "user " + std::to_string(peer.uid) + " may not use the daemon of user " +
                              std::to_string(::geteuid()) +

@@ -1,23 +1,13 @@
-// Peer: who is at the other end of a socket, as the kernel says.
+// What a client must be to have a session.
 #pragma once
 
-#include <sys/types.h>
-
-#include <cstdint>
 #include <string>
-#include <vector>
 
 #include "daemon/base/status.h"
+#include "daemon/base/unix_socket.h"
 
 namespace mlpo {
 
-struct Peer {
-  pid_t pid = 0;
-  uid_t uid = 0;
-  std::vector<gid_t> groups;  // primary and supplementary
-};
-
-Result<Peer> PeerOf(int socket);
 // Success if root, our own uid or a member of `group` (empty: nobody else); else EACCES with what to do.
 Status CheckMayConnect(const Peer& peer, const std::string& group);
 // Whether the descriptor is a pidfd of the peer. One of a process that we cannot see (another pid namespace) passes.

@@ -56,7 +56,7 @@ void SessionServer::OnAcceptable() {
     Result<Peer> peer = PeerOf(socket.get());
     if (!peer.ok()) continue;  // it has gone already
     const SessionId id = next_session_++;
-    auto connection = std::make_shared<Connection>(this, io_, std::move(socket), std::move(*peer), id);
+    auto connection = std::make_shared<ClientConnection>(this, io_, std::move(socket), std::move(*peer), id);
     connections_[id] = connection;
     connection->Start();
   }
@@ -77,29 +77,29 @@ void SessionServer::Break(SessionId session, const std::string& reason) {
   ++protocol_errors_;
   auto it = connections_.find(session);
   if (it == connections_.end()) return;
-  const std::shared_ptr<Connection> connection = it->second;
+  const std::shared_ptr<ClientConnection> connection = it->second;
   connection->End(Status(MLPO_E_PROTOCOL, reason), true);
 }
 
-const Connection* SessionServer::Find(SessionId session) const {
+const ClientConnection* SessionServer::Find(SessionId session) const {
   auto it = connections_.find(session);
   return it == connections_.end() ? nullptr : it->second.get();
 }
 
-SessionServer::Key SessionServer::KeyOf(const Connection& connection) {
+SessionServer::Key SessionServer::KeyOf(const ClientConnection& connection) {
   return {connection.identity().uid, connection.identity().job, connection.identity().rank};
 }
 
-SessionServer::ClaimOutcome SessionServer::Claim(Connection& connection) {
+SessionServer::ClaimOutcome SessionServer::Claim(ClientConnection& connection) {
   auto it = claims_.find(KeyOf(connection));
   if (it == claims_.end()) {
     if (claims_.size() >= options_.max_sessions) return ClaimOutcome::kFull;
     claims_[KeyOf(connection)].holder = connection.identity().id;
     return ClaimOutcome::kYours;
   }
-  const std::shared_ptr<Connection> holder = connections_.at(it->second.holder);
+  const std::shared_ptr<ClientConnection> holder = connections_.at(it->second.holder);
   if (!holder->ended() && !holder->ProcessEnded()) return ClaimOutcome::kTaken;
-  const std::shared_ptr<Connection> waiter = it->second.waiter.lock();
+  const std::shared_ptr<ClientConnection> waiter = it->second.waiter.lock();
   if (waiter != nullptr && !waiter->ended()) return ClaimOutcome::kTaken;
   // Its process may be dead before we have heard so.
   it->second.waiter = connection.weak_from_this();
@@ -107,11 +107,11 @@ SessionServer::ClaimOutcome SessionServer::Claim(Connection& connection) {
   return ClaimOutcome::kWait;
 }
 
-void SessionServer::OnEnd(Connection& connection, bool was_running) {
+void SessionServer::OnEnd(ClientConnection& connection, bool was_running) {
   if (was_running) return host_->SessionEnded(connection.identity());  // SessionGone follows
   // Not from inside the connection's own call: whoever waits for the claim goes on with its handshake then.
   boost::asio::post(io_, [this, id = connection.identity().id] {
-    const std::shared_ptr<Connection> gone = connections_.at(id);
+    const std::shared_ptr<ClientConnection> gone = connections_.at(id);
     connections_.erase(id);
     host_->Dispose(gone->TakeMemory());
     ReleaseClaim(*gone);
@@ -119,7 +119,7 @@ void SessionServer::OnEnd(Connection& connection, bool was_running) {
 }
 
 void SessionServer::SessionGone(SessionId session) {
-  const std::shared_ptr<Connection> gone = connections_.at(session);
+  const std::shared_ptr<ClientConnection> gone = connections_.at(session);
   CHECK(gone->ended());
   GiveArenaBytes(gone->arena_bytes());
   connections_.erase(session);
@@ -127,10 +127,10 @@ void SessionServer::SessionGone(SessionId session) {
   ReleaseClaim(*gone);
 }
 
-void SessionServer::ReleaseClaim(const Connection& connection) {
+void SessionServer::ReleaseClaim(const ClientConnection& connection) {
   auto it = claims_.find(KeyOf(connection));
   if (it == claims_.end() || it->second.holder != connection.identity().id) return;
-  const std::shared_ptr<Connection> waiter = it->second.waiter.lock();
+  const std::shared_ptr<ClientConnection> waiter = it->second.waiter.lock();
   claims_.erase(it);
   if (waiter == nullptr || waiter->ended()) return;
   claims_[KeyOf(*waiter)].holder = waiter->identity().id;

@@ -14,7 +14,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/unique_fd.h"
-#include "daemon/session/connection.h"
+#include "daemon/session/client_connection.h"
 #include "daemon/session/session_host.h"
 
 namespace mlpo {
@@ -44,13 +44,13 @@ class SessionServer {
   uint64_t arenas_bytes() const { return arenas_bytes_; }
   uint64_t protocol_errors() const { return protocol_errors_; }
   // nullptr if it is not known.
-  const Connection* Find(SessionId session) const;
+  const ClientConnection* Find(SessionId session) const;
 
-  // ---- For Connection ----
+  // ---- For ClientConnection ----
   enum class ClaimOutcome { kYours, kWait, kTaken, kFull };
   // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone.
-  ClaimOutcome Claim(Connection& connection);
-  void OnEnd(Connection& connection, bool was_running);
+  ClaimOutcome Claim(ClientConnection& connection);
+  void OnEnd(ClientConnection& connection, bool was_running);
   Status TakeArenaBytes(uint64_t bytes);
   void GiveArenaBytes(uint64_t bytes) { arenas_bytes_ -= bytes; }
   uint64_t NextGeneration() { return ++generation_; }
@@ -65,13 +65,13 @@ class SessionServer {
   using Key = std::tuple<uint32_t, std::string, uint32_t>;  // uid, job, rank
   struct Claimed {
     SessionId holder = 0;
-    std::weak_ptr<Connection> waiter;
+    std::weak_ptr<ClientConnection> waiter;
   };
 
   void Accept();
   void OnAcceptable();
-  static Key KeyOf(const Connection& connection);
-  void ReleaseClaim(const Connection& connection);
+  static Key KeyOf(const ClientConnection& connection);
+  void ReleaseClaim(const ClientConnection& connection);
 
   boost::asio::io_context& io_;
   boost::asio::posix::stream_descriptor listener_;
@@ -79,7 +79,7 @@ class SessionServer {
   SessionHost* const host_;
   Frame frame_;  // the one that is being received
   std::array<uint8_t, MLPO_BOOT_ID_BYTES> boot_id_;
-  std::map<SessionId, std::shared_ptr<Connection>> connections_;
+  std::map<SessionId, std::shared_ptr<ClientConnection>> connections_;
   std::map<Key, Claimed> claims_;
   SessionId next_session_ = 1;
   uint64_t generation_ = 0;

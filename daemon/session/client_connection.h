@@ -1,4 +1,4 @@
-// Connection: one client's socket, from HELLO to its end: handshake, registration, liveness.
+// ClientConnection: one client's socket, from HELLO to its end: handshake, registration, liveness.
 //
 // States: kHello -> [kWaiting for the same rank's predecessor to be gone ->] kWelcomed -> kRunning -> kEnded. One
 // request of the client is carried out at a time; while it waits for memory, storage or the data thread, `busy_` is set
@@ -25,9 +25,9 @@ namespace mlpo {
 
 class SessionServer;
 
-class Connection : public std::enable_shared_from_this<Connection> {
+class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
  public:
-  Connection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer, SessionId id);
+  ClientConnection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer, SessionId id);
 
   void Start();
   // Ends the session. `tell`: the client gets `reason` in an ERROR frame. Idempotent.

@@ -1,6 +1,6 @@
 #include <utility>  // before Asio of Boost 1.74 in C++20
 
-#include "daemon/session/connection.h"
+#include "daemon/session/client_connection.h"
 
 #include <spdlog/spdlog.h>
 
@@ -23,19 +23,20 @@ Status Broken(const std::string& what) { return Status(MLPO_E_PROTOCOL, what); }
 
 }  // namespace
 
-Connection::Connection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer, SessionId id)
+ClientConnection::ClientConnection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer,
+                                   SessionId id)
     : server_(server), peer_(std::move(peer)), socket_(io, socket.release()), pidfd_(io), deadline_(io) {
   identity_.id = id;
   identity_.uid = peer_.uid;
   identity_.pid = peer_.pid;
 }
 
-void Connection::Start() {
+void ClientConnection::Start() {
   SetDeadline(kHandshakeSeconds, "the handshake was not finished");
   WaitForFrame();
 }
 
-void Connection::SetDeadline(int seconds, const char* what) {
+void ClientConnection::SetDeadline(int seconds, const char* what) {
   deadline_.expires_after(std::chrono::seconds(seconds));
   deadline_.async_wait([self = shared_from_this(), seconds, what](boost::system::error_code error) {
     if (error) return;
@@ -43,21 +44,21 @@ void Connection::SetDeadline(int seconds, const char* what) {
   });
 }
 
-void Connection::WaitForFrame() {
+void ClientConnection::WaitForFrame() {
   socket_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
                      [self = shared_from_this()](boost::system::error_code error) {
                        if (!error && !self->ended()) self->OnReadable();
                      });
 }
 
-void Connection::WaitForProcessEnd() {
+void ClientConnection::WaitForProcessEnd() {
   pidfd_.async_wait(boost::asio::posix::stream_descriptor::wait_read,
                     [self = shared_from_this()](boost::system::error_code error) {
                       if (!error) self->End(Status(-EPIPE, "its process ended"), false);
                     });
 }
 
-void Connection::OnReadable() {
+void ClientConnection::OnReadable() {
   Frame& frame = server_->frame();
   for (int i = 0; i < kFramesPerTurn && !ended(); ++i) {
     Status status;
@@ -75,7 +76,7 @@ void Connection::OnReadable() {
   if (!ended()) WaitForFrame();
 }
 
-void Connection::OnFrame(Frame& frame) {
+void ClientConnection::OnFrame(Frame& frame) {
   if (frame.type() == MLPO_FRAME_BYE) return End(Status(), false);
   Status status;
   switch (state_) {
@@ -102,7 +103,7 @@ void Connection::OnFrame(Frame& frame) {
 
 // ---- Handshake ----
 
-Status Connection::OnHello(Frame& frame) {
+Status ClientConnection::OnHello(Frame& frame) {
   const auto* hello = frame.As<mlpo_hello>();
   if (frame.type() != MLPO_FRAME_HELLO || hello == nullptr || frame.fds().size() != 1) {
     return Broken("HELLO with one descriptor was expected");
@@ -158,14 +159,14 @@ Status Connection::OnHello(Frame& frame) {
   return Status();
 }
 
-void Connection::Proceed() {
+void ClientConnection::Proceed() {
   if (state_ != State::kWaiting) return;
   SetDeadline(kHandshakeSeconds, "the handshake was not finished");
   Status status = Welcome();
   if (!status.ok()) End(status, true);
 }
 
-Status Connection::Welcome() {
+Status ClientConnection::Welcome() {
   identity_.generation = server_->NextGeneration();
   const uint64_t limit = server_->arenas_limit_bytes();
   arena_ = std::make_unique<Arena>(hello_.arena_bytes == 0 ? limit : std::min(limit, hello_.arena_bytes));
@@ -187,7 +188,7 @@ Status Connection::Welcome() {
   return SendFrame(socket_.native_handle(), &welcome, sizeof welcome, fds);
 }
 
-Status Connection::OnReady() {
+Status ClientConnection::OnReady() {
   deadline_.cancel();
   Status status = areas_->SealClientArea();
   if (!status.ok()) return status;
@@ -200,7 +201,7 @@ Status Connection::OnReady() {
 
 // ---- Registration ----
 
-Status Connection::OnRequest(Frame& frame) {
+Status ClientConnection::OnRequest(Frame& frame) {
   if (!frame.fds().empty()) return Broken("a descriptor came with a frame that has none");
   if (frame.type() == MLPO_FRAME_MAPPED) return OnMapped(frame);
   if (busy_) return Broken("a request came before the answer to the one before it");
@@ -234,7 +235,7 @@ Status Connection::OnRequest(Frame& frame) {
   return Status();
 }
 
-Status Connection::OnRegisterEnd() {
+Status ClientConnection::OnRegisterEnd() {
   Status status = registration_.End();
   if (!status.ok()) return status;
   auto spec = std::make_shared<SubgroupSpec>(registration_.TakeSpec());
@@ -254,7 +255,7 @@ Status Connection::OnRegisterEnd() {
   return Status();
 }
 
-Status Connection::OnStaging(const Frame& frame) {
+Status ClientConnection::OnStaging(const Frame& frame) {
   const auto* staging = frame.As<mlpo_staging>();
   if (staging == nullptr) return Broken("STAGING has a wrong length");
   if (staging_) return Status(-EEXIST, "the session has its staging area already");
@@ -263,7 +264,7 @@ Status Connection::OnStaging(const Frame& frame) {
   return WithPlace(bytes, [self = shared_from_this(), bytes](Arena::Place place) { self->SetStaging(bytes, place); });
 }
 
-Status Connection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use) {
+Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use) {
   Result<Arena::Place> found = arena_->Find(bytes);
   if (!found.ok()) return found.status();
   Arena::Place place = *found;
@@ -288,7 +289,7 @@ Status Connection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> u
   return Status();
 }
 
-void Connection::SendArena(const std::shared_ptr<Memfd>& memfd) {
+void ClientConnection::SendArena(const std::shared_ptr<Memfd>& memfd) {
   auto frame = MakeFrame<mlpo_arena>(MLPO_FRAME_ARENA, seq_);
   frame.index = arena_->count() - 1;
   frame.bytes = memfd->bytes();
@@ -299,7 +300,7 @@ void Connection::SendArena(const std::shared_ptr<Memfd>& memfd) {
   if (!status.ok()) End(status, false);
 }
 
-Status Connection::OnMapped(const Frame& frame) {
+Status ClientConnection::OnMapped(const Frame& frame) {
   const auto* mapped = frame.As<mlpo_mapped>();
   if (unmapped_ == nullptr || mapped == nullptr || mapped->index + 1 != arena_->count()) {
     return Broken("MAPPED for an arena that was not sent");
@@ -312,7 +313,7 @@ Status Connection::OnMapped(const Frame& frame) {
   return Status();
 }
 
-void Connection::AddSubgroup(SubgroupSpec spec, Arena::Place place) {
+void ClientConnection::AddSubgroup(SubgroupSpec spec, Arena::Place place) {
   const SlotLayout layout = LayOutSlot(spec);
   std::byte* slot = arena_->Take(place, layout.bytes);
   spec.id = next_subgroup_++;
@@ -333,7 +334,7 @@ void Connection::AddSubgroup(SubgroupSpec spec, Arena::Place place) {
                               [self = shared_from_this(), registered] { self->Reply(registered); });
 }
 
-void Connection::SetStaging(uint64_t bytes, Arena::Place place) {
+void ClientConnection::SetStaging(uint64_t bytes, Arena::Place place) {
   std::byte* data = arena_->Take(place, bytes);
   staging_ = true;
   auto staged = MakeFrame<mlpo_staged>(MLPO_FRAME_STAGED, seq_);
@@ -344,14 +345,14 @@ void Connection::SetStaging(uint64_t bytes, Arena::Place place) {
 }
 
 template <class T>
-void Connection::Reply(const T& frame, std::span<const int> fds) {
+void ClientConnection::Reply(const T& frame, std::span<const int> fds) {
   if (ended()) return;
   busy_ = false;
   Status status = SendFrame(socket_.native_handle(), &frame, sizeof frame, fds);
   if (!status.ok()) End(status, false);
 }
 
-void Connection::Refuse(const Status& status) {
+void ClientConnection::Refuse(const Status& status) {
   busy_ = false;
   spdlog::warn("event=request_refused session={} job={} rank={} code={} reason=\"{}\"", identity_.id, identity_.job,
                identity_.rank, status.code(), status.message());
@@ -360,7 +361,7 @@ void Connection::Refuse(const Status& status) {
 
 // ---- End ----
 
-void Connection::End(const Status& reason, bool tell) {
+void ClientConnection::End(const Status& reason, bool tell) {
   if (ended()) return;
   const bool was_running = state_ == State::kRunning;
   state_ = State::kEnded;
@@ -380,7 +381,7 @@ void Connection::End(const Status& reason, bool tell) {
   server_->OnEnd(*this, was_running);
 }
 
-std::shared_ptr<void> Connection::TakeMemory() {
+std::shared_ptr<void> ClientConnection::TakeMemory() {
   unmapped_.reset();
   auto memory =
       std::make_shared<std::pair<std::shared_ptr<Areas>, std::unique_ptr<Arena>>>(std::move(areas_), std::move(arena_));
