@@ -16,9 +16,6 @@ namespace {
 // How long the socket may keep the reason back after the state word has said that the session ended.
 constexpr int64_t kReasonGraceNs = 200 * kNsPerMs;
 
-// A refused request leaves the session as it is; these do not.
-bool EndsSession(const mlpo_error& error) { return error.frame.seq == 0 || error.status == MLPO_E_PROTOCOL; }
-
 }  // namespace
 
 void ReadRefusal(const mlpo_error& error, Failure* failure) {
@@ -29,6 +26,15 @@ void ReadRefusal(const mlpo_error& error, Failure* failure) {
 void SessionSocket::Open(FrameSocket&& socket, RingEnd* ring) {
   socket_ = static_cast<FrameSocket&&>(socket);
   ring_ = ring;
+}
+
+// Turns an ERROR frame into *failure; true if it ends the session. A refused request leaves the session as it is.
+bool SessionSocket::NoteError(const mlpo_error& error, Failure* failure) {
+  ReadRefusal(error, failure);
+  const uint32_t seq = error.frame.seq;
+  if (seq == 0 || failure->code == MLPO_E_PROTOCOL) return true;
+  if (seq != open_ || failure->code == -ESHUTDOWN) reason_ = *failure;
+  return false;
 }
 
 int SessionSocket::Drain(Deadline deadline) {
@@ -51,6 +57,7 @@ int SessionSocket::Drain(Deadline deadline) {
 int SessionSocket::Begin(Deadline deadline, uint32_t* seq) {
   if (int code = Drain(deadline); code != 0) return code;
   if (++seq_ == 0) ++seq_;  // 0 names no request
+  reason_ = {};
   open_ = seq_;
   *seq = seq_;
   return 0;
@@ -76,9 +83,8 @@ int SessionSocket::Await(mlpo_frame_type type, ReceivedFrame* answer, Deadline d
       const auto* error = answer->As<mlpo_error>();
       if (error == nullptr) return EndSession(Fail(MLPO_E_PROTOCOL, "the daemon sent a malformed ERROR frame"));
       Failure refusal;
-      ReadRefusal(*error, &refusal);
-      if (EndsSession(*error)) return EndSession(refusal.Report());
-      if (header.seq != open_) continue;  // a second refusal of a request that has been answered
+      if (NoteError(*error, &refusal)) return EndSession(refusal.Report());
+      if (header.seq != open_) continue;
       open_ = 0;
       return refusal.Report();
     }
@@ -135,6 +141,8 @@ int SessionSocket::EndSession(int code) {
 void SessionSocket::SayWhyEnded(int code, Failure* failure) const {
   if (code != kSocketEnded) {
     failure->SetFromLast(code);
+  } else if (reason_.code != 0) {
+    *failure = reason_;
   } else if (ring_->session_state() == MLPO_SESSION_ENDED) {
     failure->Set(-ESHUTDOWN, "the daemon was stopped and ended the session");
   } else {
@@ -172,10 +180,7 @@ bool SessionSocket::ReadEnd(Failure* failure) {
       const mlpo_frame& header = frame.header();
       const auto* error = frame.As<mlpo_error>();
       if (header.type == MLPO_FRAME_ERROR && error != nullptr) {
-        if (EndsSession(*error)) {
-          ReadRefusal(*error, failure);
-          return true;
-        }
+        if (NoteError(*error, failure)) return true;
         if (header.seq == open_) open_ = 0;
         continue;
       }

@@ -51,6 +51,7 @@ class SessionSocket {
  private:
   int TakeArena(const ReceivedFrame& frame, Deadline deadline);
   void SayWhyEnded(int code, Failure* failure) const;
+  bool NoteError(const mlpo_error& error, Failure* failure);
   bool ReadEnd(Failure* failure);
   void NoteAnswer(const ReceivedFrame& answer);
 
@@ -60,6 +61,7 @@ class SessionSocket {
   uint32_t seq_ = 0;   // of the newest request
   uint32_t open_ = 0;  // seq of the request that has no answer yet, 0 if none
   mlpo_staged staged_ = {};
+  Failure reason_;  // of an ERROR that answered no request: what the end of the socket means if it follows
   Mapping* arenas_ = nullptr;
   uint32_t arena_count_ = 0;
   uint32_t arena_capacity_ = 0;
