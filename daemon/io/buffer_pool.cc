@@ -142,7 +142,7 @@ Result<std::unique_ptr<BufferPool>> BufferPool::Create(const Options& options) {
     if (hugetlb) pool->base_ = static_cast<std::byte*>(map);
   }
   if (!hugetlb) {
-    const Status fits = CheckMemory(pool->mapped_bytes_);
+    const Status fits = CheckMemory(pool->pool_bytes());
     if (!fits.ok()) return fits;
     pool->base_ = MapAligned(pool->mapped_bytes_);
     if (pool->base_ == nullptr) return Status::Errno(errno, "mapping a pool of " + ByteText(pool->mapped_bytes_));
