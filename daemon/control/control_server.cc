@@ -1,0 +1,273 @@
+#include "daemon/control/control_server.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <utility>  // before Asio: Boost 1.74 needs it in C++20
+//
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/local/stream_protocol.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <set>
+#include <vector>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/control/connection.h"
+#include "daemon/control/json_rpc.h"
+#include "daemon/control/status_json.h"
+
+namespace mlpo {
+
+namespace asio = boost::asio;
+using asio::local::stream_protocol;
+using boost::system::error_code;
+
+namespace {
+
+constexpr size_t kMaxConnections = 64;
+constexpr size_t kMaxOfOthers = 48;  // of all who are no administrators: these always get in
+constexpr size_t kMaxOfOneUid = 8;
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+
+}  // namespace
+
+// What outlives the server while handlers are pending; `stopped_` makes those do nothing.
+class ControlServer::Core : public std::enable_shared_from_this<ControlServer::Core> {
+ public:
+  Core(asio::io_context& io, const ControlOptions& options, ControlHandlers handlers, BoundSocket bound)
+      : options_(options),
+        handlers_(std::move(handlers)),
+        bound_(std::move(bound)),
+        acceptor_(io),
+        pause_(io),
+        answer_deadline_(io) {}
+
+  Status Start();
+  void Stop();
+
+ private:
+  struct Waiter {
+    std::weak_ptr<Connection> connection;
+    RpcRequest request;
+  };
+
+  void Accept();
+  void Admit(stream_protocol::socket socket);
+  bool IsAdmin(const Peer& peer) const;
+  bool HasRoomFor(const Peer& peer) const;
+  void Handle(const std::shared_ptr<Connection>& connection, const std::string& line);
+  void Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
+  void AskForSnapshot();
+  void AnswerAll(const Snapshot& snapshot);
+  void FailAll(RpcError code, const std::string& message);
+  static void Reply(const std::shared_ptr<Connection>& connection, const RpcRequest& request, std::string line);
+
+  const ControlOptions options_;
+  const ControlHandlers handlers_;
+  BoundSocket bound_;
+  stream_protocol::acceptor acceptor_;
+  asio::steady_timer pause_;
+  asio::steady_timer answer_deadline_;
+  std::set<std::shared_ptr<Connection>> connections_;
+  // One snapshot at a time. Who asks while one is in the making waits for the next: the present one may have been
+  // taken before what the peer wants to see.
+  bool snapshot_asked_ = false;
+  uint64_t snapshot_number_ = 0;
+  std::vector<Waiter> asking_, next_;
+  RateLimit refusals_{10 * kNsPerS};
+  bool stopped_ = false;
+};
+
+Status ControlServer::Core::Start() {
+  // Asio owns a duplicate; the bound socket keeps the name and its lock.
+  UniqueFd listening(::fcntl(bound_.fd(), F_DUPFD_CLOEXEC, 0));
+  if (!listening) return Status::Errno(errno, "duplicating the control socket");
+  error_code error;
+  acceptor_.assign(stream_protocol(), listening.get(), error);
+  if (error) return Status::Errno(error.value(), "control socket " + options_.path);
+  listening.release();
+  Accept();
+  return Status();
+}
+
+void ControlServer::Core::Stop() {
+  stopped_ = true;
+  error_code ignored;  // closing cannot fail in a way that could be answered
+  acceptor_.close(ignored);
+  pause_.cancel(ignored);
+  answer_deadline_.cancel(ignored);
+  const std::set<std::shared_ptr<Connection>> open = std::exchange(connections_, {});
+  for (const auto& connection : open) connection->Close();
+  bound_ = BoundSocket();
+}
+
+void ControlServer::Core::Accept() {
+  acceptor_.async_accept([self = shared_from_this()](error_code error, stream_protocol::socket socket) {
+    if (self->stopped_) return;
+    if (!error) {
+      self->Admit(std::move(socket));
+      self->Accept();
+      return;
+    }
+    if (error == asio::error::connection_aborted || error == asio::error::interrupted) {
+      self->Accept();
+      return;
+    }
+    // Out of descriptors or memory: try again later rather than spin.
+    if (uint64_t suppressed = 0; self->refusals_.Allow(NowNs(), &suppressed))
+      spdlog::warn("event=control_accept_failed error=\"{}\" suppressed={}", error.message(), suppressed);
+    self->pause_.expires_after(kAcceptPause);
+    self->pause_.async_wait([self](error_code cancelled) {
+      if (!cancelled && !self->stopped_) self->Accept();
+    });
+  });
+}
+
+bool ControlServer::Core::IsAdmin(const Peer& peer) const {
+  return peer.uid == 0 || peer.uid == ::geteuid() || (options_.admin_group && peer.InGroup(*options_.admin_group));
+}
+
+bool ControlServer::Core::HasRoomFor(const Peer& peer) const {
+  if (IsAdmin(peer)) return connections_.size() < kMaxConnections;
+  size_t same = 0, others = 0;
+  for (const auto& connection : connections_) {
+    same += connection->peer().uid == peer.uid ? 1 : 0;
+    others += IsAdmin(connection->peer()) ? 0 : 1;
+  }
+  return connections_.size() < kMaxConnections && others < kMaxOfOthers && same < kMaxOfOneUid;
+}
+
+void ControlServer::Core::Admit(stream_protocol::socket socket) {
+  Result<Peer> peer = PeerOf(socket.native_handle());
+  const bool cloexec = ::fcntl(socket.native_handle(), F_SETFD, FD_CLOEXEC) == 0;  // Asio's accept leaves it open
+  const bool room = peer.ok() && HasRoomFor(*peer);
+  if (!room || !cloexec) {
+    if (uint64_t suppressed = 0; refusals_.Allow(NowNs(), &suppressed))
+      spdlog::warn("event=control_refused uid={} reason=\"{}\" suppressed={}",
+                   peer.ok() ? std::to_string(peer->uid) : "unknown",
+                   !peer.ok() ? peer.status().message()
+                   : room     ? "FD_CLOEXEC"
+                              : "too many connections",
+                   suppressed);
+    error_code ignored;  // it is closed anyway; without room in its buffer the peer sees the end only
+    socket.non_blocking(true, ignored);
+    socket.write_some(asio::buffer(RpcErrorLine("null", RpcError::kBusy, "too many control connections: try later")),
+                      ignored);
+    return;
+  }
+  std::weak_ptr<Core> weak = weak_from_this();
+  Connection::Hooks hooks;
+  hooks.request = [weak](const std::shared_ptr<Connection>& connection, std::string line) {
+    if (const auto self = weak.lock(); self && !self->stopped_) self->Handle(connection, line);
+  };
+  hooks.closed = [weak](const Connection* closed) {
+    const auto self = weak.lock();
+    if (!self) return;
+    for (auto it = self->connections_.begin(); it != self->connections_.end(); ++it) {
+      if (it->get() != closed) continue;
+      self->connections_.erase(it);
+      break;
+    }
+  };
+  auto connection = std::make_shared<Connection>(std::move(socket), std::move(*peer),
+                                                 std::chrono::nanoseconds(options_.idle_ns), std::move(hooks));
+  connections_.insert(connection);
+  connection->Start();
+}
+
+void ControlServer::Core::Reply(const std::shared_ptr<Connection>& connection, const RpcRequest& request,
+                                std::string line) {
+  connection->Answer(request.notification ? std::string() : std::move(line));
+}
+
+void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, const std::string& line) {
+  std::string refusal;
+  std::optional<RpcRequest> request = ParseRpc(line, &refusal);
+  if (!request) {
+    connection->Answer(std::move(refusal));
+  } else if (request->method == "drain") {
+    Drain(connection, *request);
+  } else if (request->method == "status" || request->method == "sessions" || request->method == "paths" ||
+             request->method == "version") {
+    (snapshot_asked_ ? next_ : asking_).push_back({connection, std::move(*request)});
+    if (!snapshot_asked_) AskForSnapshot();
+  } else {
+    Reply(connection, *request,
+          RpcErrorLine(request->id, RpcError::kNoMethod,
+                       "no such method; known: status, sessions, paths, version, drain"));
+  }
+}
+
+void ControlServer::Core::Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {
+  if (!IsAdmin(connection->peer())) {
+    Reply(connection, request,
+          RpcErrorLine(request.id, RpcError::kNotPermitted,
+                       "drain is for root, the daemon's user and members of its admin group"));
+    return;
+  }
+  spdlog::info("event=drain_requested uid={} pid={}", connection->peer().uid, connection->peer().pid);
+  Reply(connection, request, RpcResultLine(request.id, "{\"state\":\"draining\"}"));
+  handlers_.drain();
+}
+
+void ControlServer::Core::AskForSnapshot() {
+  snapshot_asked_ = true;
+  const uint64_t number = ++snapshot_number_;
+  answer_deadline_.expires_after(std::chrono::nanoseconds(options_.answer_ns));
+  answer_deadline_.async_wait([weak = weak_from_this(), number](error_code error) {
+    const auto self = weak.lock();
+    if (error || !self || self->stopped_ || self->snapshot_number_ != number || !self->snapshot_asked_) return;
+    self->FailAll(RpcError::kTimeout, "the daemon did not answer in time: it is very busy or stuck");
+  });
+  handlers_.snapshot([weak = weak_from_this(), number](Snapshot snapshot) {
+    const auto self = weak.lock();
+    // A late answer belongs to nobody any more: its waiters have had their error.
+    if (!self || self->stopped_ || self->snapshot_number_ != number || !self->snapshot_asked_) return;
+    self->AnswerAll(snapshot);
+  });
+}
+
+void ControlServer::Core::AnswerAll(const Snapshot& snapshot) {
+  answer_deadline_.cancel();
+  snapshot_asked_ = false;
+  for (const Waiter& waiter : std::exchange(asking_, {})) {
+    const auto connection = waiter.connection.lock();
+    if (!connection || connection->closed()) continue;
+    const Viewer viewer = IsAdmin(connection->peer()) ? Viewer() : Viewer(connection->peer().uid);
+    const std::string& method = waiter.request.method;
+    const std::string result = method == "status"     ? StatusJson(snapshot, viewer)
+                               : method == "sessions" ? SessionsJson(snapshot, viewer)
+                               : method == "paths"    ? PathsJson(snapshot)
+                                                      : VersionJson(snapshot);
+    Reply(connection, waiter.request, RpcResultLine(waiter.request.id, result));
+  }
+  if (next_.empty()) return;
+  asking_ = std::exchange(next_, {});
+  AskForSnapshot();
+}
+
+void ControlServer::Core::FailAll(RpcError code, const std::string& message) {
+  snapshot_asked_ = false;
+  for (std::vector<Waiter>* waiters : {&asking_, &next_}) {
+    for (const Waiter& waiter : std::exchange(*waiters, {})) {
+      const auto connection = waiter.connection.lock();
+      if (connection) Reply(connection, waiter.request, RpcErrorLine(waiter.request.id, code, message));
+    }
+  }
+}
+
+Result<std::unique_ptr<ControlServer>> ControlServer::Open(asio::io_context& io, const ControlOptions& options,
+                                                           ControlHandlers handlers) {
+  Result<BoundSocket> bound = BindUnixSocket(options.path, SOCK_STREAM, options.mode, options.group);
+  if (!bound.ok()) return bound.status();
+  auto core = std::make_shared<Core>(io, options, std::move(handlers), std::move(*bound));
+  if (Status status = core->Start(); !status.ok()) return status;
+  return std::unique_ptr<ControlServer>(new ControlServer(std::move(core)));
+}
+
+ControlServer::ControlServer(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+
+ControlServer::~ControlServer() { core_->Stop(); }
+
+}  // namespace mlpo

@@ -1,0 +1,60 @@
+// ControlServer: answers questions about the daemon on its control socket (JSON-RPC 2.0, one request a line).
+//
+// Methods: status, sessions, paths, version, drain. Root, the daemon's uid and members of the admin group see and
+// command everything; everyone else sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED decides, at
+// connect). Peers are not trusted: requests are at most 64 KiB and answered one at a time, so that one who does not
+// read costs one answer's memory; idle connections are closed; connections are limited, per uid too; at most one
+// snapshot is in the making for all of them.
+//
+// Owner: the main thread, which runs the io_context; everything here happens there, the handlers are called there and
+// `snapshot` answers there. The io_context outlives the server; an answer that comes after the server is dropped.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "daemon/base/status.h"
+#include "daemon/base/unix_socket.h"
+#include "daemon/types/snapshot.h"
+
+namespace boost::asio {
+class io_context;
+}
+
+namespace mlpo {
+
+struct ControlHandlers {
+  std::function<void(std::function<void(Snapshot)>)> snapshot;  // answers now or later
+  std::function<void()> drain;                                  // begins to drain; may be called again
+};
+
+struct ControlOptions {
+  std::string path;                    // "<socket>.ctl"
+  mode_t mode = 0666;                  // credentials decide what a peer sees; the folder's mode who reaches the socket
+  std::optional<gid_t> group;          // the socket file's group
+  std::optional<gid_t> admin_group;    // sees and commands everything
+  int64_t idle_ns = 30'000'000'000;    // between requests, and for an answer to be read
+  int64_t answer_ns = 10'000'000'000;  // for a snapshot; then the peer gets an error
+};
+
+class ControlServer {
+ public:
+  // Binds (errors as BindUnixSocket's) and begins to accept as soon as the io_context runs.
+  static Result<std::unique_ptr<ControlServer>> Open(boost::asio::io_context& io, const ControlOptions& options,
+                                                     ControlHandlers handlers);
+  // Stops accepting, closes all connections and removes the socket.
+  ~ControlServer();
+  ControlServer(const ControlServer&) = delete;
+  ControlServer& operator=(const ControlServer&) = delete;
+
+ private:
+  class Core;
+  explicit ControlServer(std::shared_ptr<Core> core);
+
+  std::shared_ptr<Core> core_;
+};
+
+}  // namespace mlpo

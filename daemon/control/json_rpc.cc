@@ -1,0 +1,77 @@
+#include "daemon/control/json_rpc.h"
+
+#include <nlohmann/json.hpp>
+
+namespace mlpo {
+namespace {
+
+using nlohmann::json;
+
+std::string Dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+
+bool TooDeep(std::string_view line) {
+  int depth = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > kMaxRpcDepth) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string RpcResultLine(const std::string& id, const std::string& result) {
+  return "{\"jsonrpc\":\"2.0\",\"id\":" + id + ",\"result\":" + result + "}\n";
+}
+
+std::string RpcErrorLine(const std::string& id, RpcError code, const std::string& message) {
+  return "{\"jsonrpc\":\"2.0\",\"id\":" + id + ",\"error\":{\"code\":" + std::to_string(static_cast<int>(code)) +
+         ",\"message\":" + Dump(message) + "}}\n";
+}
+
+std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply) {
+  RpcRequest request;
+  request.id = "null";
+  auto refuse = [&](RpcError code, const std::string& message) {
+    *reply = RpcErrorLine(request.id, code, message);
+    return std::nullopt;
+  };
+  if (TooDeep(line)) return refuse(RpcError::kParse, "nested deeper than " + std::to_string(kMaxRpcDepth));
+  const json parsed = json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (parsed.is_discarded()) return refuse(RpcError::kParse, "not JSON");
+  if (parsed.is_array()) return refuse(RpcError::kInvalidRequest, "batches are not supported: one request a line");
+  if (!parsed.is_object()) return refuse(RpcError::kInvalidRequest, "a request is a JSON object");
+
+  const auto id = parsed.find("id");
+  if (id == parsed.end()) {
+    request.notification = true;
+  } else if (id->is_string() || id->is_number() || id->is_null()) {
+    request.id = Dump(*id);
+  } else {
+    return refuse(RpcError::kInvalidRequest, "id must be a string, a number or null");
+  }
+  const auto version = parsed.find("jsonrpc");
+  if (version == parsed.end() || *version != "2.0")
+    return refuse(RpcError::kInvalidRequest, "\"jsonrpc\" must be \"2.0\"");
+  const auto method = parsed.find("method");
+  if (method == parsed.end() || !method->is_string())
+    return refuse(RpcError::kInvalidRequest, "\"method\" must be a string");
+  request.method = method->get<std::string>();
+  const auto params = parsed.find("params");
+  if (params != parsed.end() && !params->is_structured())
+    return refuse(RpcError::kInvalidRequest, "\"params\" must be an object or an array");
+  if (params != parsed.end() && !params->empty()) return refuse(RpcError::kInvalidParams, "method takes no parameters");
+  return request;
+}
+
+}  // namespace mlpo

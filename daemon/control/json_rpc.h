@@ -1,0 +1,35 @@
+// JSON-RPC 2.0, one request a line: what a peer asked, and the lines that answer. Pure; no input makes these throw.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace mlpo {
+
+enum class RpcError : int {
+  kParse = -32700,
+  kInvalidRequest = -32600,
+  kNoMethod = -32601,
+  kInvalidParams = -32602,
+  kNotPermitted = -32001,
+  kTimeout = -32002,
+  kBusy = -32003,
+};
+
+struct RpcRequest {
+  std::string method;
+  std::string id;             // JSON text: a string, a number or null
+  bool notification = false;  // no id: must not be answered
+};
+
+// The request in `line` (without its newline). Nothing if it is none: then *reply is the error's line, with newline.
+// Nesting deeper than kMaxRpcDepth is refused before it is parsed. No method takes parameters: params must be empty.
+inline constexpr int kMaxRpcDepth = 16;
+std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply);
+
+// `result` is JSON text.
+std::string RpcResultLine(const std::string& id, const std::string& result);
+std::string RpcErrorLine(const std::string& id, RpcError code, const std::string& message);
+
+}  // namespace mlpo

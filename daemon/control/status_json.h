@@ -1,0 +1,20 @@
+// Snapshot to JSON text, cut to what the viewer may see. The names are read by others: only add. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "daemon/types/snapshot.h"
+
+namespace mlpo {
+
+// nullopt: everything. Else the sessions of this uid only; totals, paths and pool are for everybody.
+using Viewer = std::optional<uint32_t>;
+
+std::string StatusJson(const Snapshot& snapshot, Viewer viewer);
+std::string SessionsJson(const Snapshot& snapshot, Viewer viewer);  // {"state", "sessions", "totals"}
+std::string PathsJson(const Snapshot& snapshot);                    // {"state", "paths"}
+std::string VersionJson(const Snapshot& snapshot);                  // {"version", "abi_major", "abi_minor"}
+
+}  // namespace mlpo

@@ -1,0 +1,323 @@
+// The control server over its real socket: what it tells, to whom, and that no peer can hurt it.
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/support/control_scene.h"
+
+using nlohmann::json;
+
+namespace {
+
+std::set<std::string> Names(const json& object) {
+  std::set<std::string> names;
+  for (const auto& [name, value] : object.items()) names.insert(name);
+  return names;
+}
+
+int ErrorOf(const json& reply) {
+  INFO(reply.dump());
+  REQUIRE(reply.contains("error"));
+  CHECK(reply["jsonrpc"] == "2.0");
+  CHECK(reply["error"]["message"].is_string());
+  CHECK_FALSE(reply.contains("result"));
+  return reply["error"]["code"];
+}
+
+bool Root() {
+  if (::geteuid() == 0) return true;
+  WARN("skipped: peers of another uid need root");
+  return false;
+}
+
+}  // namespace
+
+TEST_CASE("ControlServer.StatusHasTheNamesOthersRead") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const json reply = peer.Ask(R"({"jsonrpc":"2.0","id":"x","method":"status"})");
+  CHECK(reply["id"] == "x");
+  const json& status = reply["result"];
+  CHECK(Names(status) == std::set<std::string>{"state", "version", "node", "socket", "pid", "uptime_s", "adam_target",
+                                               "adam_workers", "protocol_errors", "lost_wakeups", "arenas_bytes",
+                                               "arenas_limit_bytes", "totals", "sessions", "paths", "pool"});
+  CHECK(status["state"] == "ready");
+  CHECK(status["uptime_s"] == 12.5);
+  CHECK(status["arenas_limit_bytes"] == 1ull << 40);
+  const json& session = status["sessions"].at(0);
+  for (const char* name : {"job", "rank", "pid", "uid", "epoch", "parameters", "skipped_steps"})
+    CHECK(session.contains(name));
+  CHECK(session["job"] == "mine");
+  CHECK(session["rank"] == 1);
+  CHECK(session["epoch"] == 42);
+  CHECK(session["parameters"] == 268000000);
+  CHECK(session["skipped_steps"] == 4);
+  const json& path = status["paths"].at(0);
+  for (const char* name : {"name", "directory", "state", "read_bytes", "written_bytes", "read_bytes_per_s",
+                           "write_bytes_per_s", "scratch_bytes", "checkpoint_bytes", "direct_io", "engine"})
+    CHECK(path.contains(name));
+  CHECK(path["read_bytes"] == 1ull << 41);
+  CHECK(path["direct_io"] == true);
+  CHECK(path["write_bytes_per_s"] == 1.5);
+  for (const char* name : {"bytes", "cached_blocks", "dirty_blocks", "free_blocks"})
+    CHECK(status["pool"].contains(name));
+  CHECK(status["pool"]["free_blocks"] == 6);
+  CHECK(status["totals"]["parameters"] == 268001000);
+}
+
+TEST_CASE("ControlServer.OtherMethods") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  CHECK(peer.Call("sessions")["result"]["sessions"].size() == 2);
+  CHECK(peer.Call("sessions")["result"]["state"] == "ready");
+  CHECK(peer.Call("paths")["result"]["paths"].at(0)["name"] == "nvme");
+  const json version = peer.Call("version")["result"];
+  CHECK(version["version"] == "0.1.0");
+  CHECK(version["abi_major"].is_number());
+  CHECK(scene.drains == 0);
+  CHECK(peer.Call("drain")["result"]["state"] == "draining");
+  CHECK(peer.Call("status")["result"]["state"] == "draining");
+  CHECK(scene.drains == 1);
+}
+
+TEST_CASE("ControlServer.JsonRpcErrors") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  CHECK(ErrorOf(peer.Ask("{")) == -32700);
+  CHECK(ErrorOf(peer.Ask("")) == -32700);
+  CHECK(ErrorOf(peer.Ask("\x01\xff\xfe")) == -32700);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"stat)"
+                         "\xff"
+                         R"("})")) == -32700);
+  CHECK(ErrorOf(peer.Ask("1e999")) == -32700);
+  CHECK(ErrorOf(peer.Ask("[]")) == -32600);
+  CHECK(ErrorOf(peer.Ask("42")) == -32600);
+  CHECK(ErrorOf(peer.Ask("{}")) == -32600);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":"1.0","id":1,"method":"status"})")) == -32600);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":2.0,"id":1,"method":"status"})")) == -32600);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":7})")) == -32600);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":"2.0","id":{},"method":"status"})")) == -32600);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"status","params":3})")) == -32600);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"status","params":{"a":1}})")) == -32602);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"shutdown"})")) == -32601);
+  CHECK(ErrorOf(peer.Ask(std::string(60000, '['))) == -32700);
+  CHECK(ErrorOf(peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"status","params":)" + std::string(17, '[') +
+                         std::string(17, ']') + "}")) == -32700);
+  const json named = peer.Ask(R"({"jsonrpc":"2.0","id":"my id","method":"nope"})");
+  CHECK(named["id"] == "my id");
+  // It is as well as before.
+  CHECK(peer.Ask(R"({"jsonrpc":"2.0","id":null,"method":"status","params":[]})")["result"]["state"] == "ready");
+  CHECK(scene.drains == 0);
+}
+
+TEST_CASE("ControlServer.NotificationsAreNotAnswered") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  REQUIRE(peer.Send(R"({"jsonrpc":"2.0","method":"drain"})"
+                    "\n"
+                    R"({"jsonrpc":"2.0","method":"status"})"
+                    "\n"));
+  CHECK(peer.Call("version")["result"]["version"] == "0.1.0");  // the first answer is this one's
+  CHECK(scene.drains == 1);
+}
+
+TEST_CASE("ControlServer.PipelinedRequestsAreAnsweredInOrder") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  std::string text;
+  for (int i = 0; i < 200; ++i)
+    text += R"({"jsonrpc":"2.0","id":)" + std::to_string(i) + R"(,"method":"paths"})" + "\n";
+  REQUIRE(peer.Send(text.substr(0, 1000)));
+  REQUIRE(peer.Send(text.substr(1000)));
+  for (int i = 0; i < 200; ++i) REQUIRE(json::parse(peer.Line())["id"] == i);
+}
+
+TEST_CASE("C31_ControlServer.ATooLongRequestIsRefusedAndTheConnectionEnds") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  peer.Send(std::string(64 * 1024 + 1, 'x'));
+  CHECK(ErrorOf(json::parse(peer.Line())) == -32600);
+  CHECK(peer.Line() == "");
+  RawPeer longest(scene.options.path);  // 64 KiB are allowed
+  std::string line = R"({"jsonrpc":"2.0","id":1,"method":"status"})";
+  line += std::string(64 * 1024 - line.size(), ' ');
+  CHECK(longest.Ask(line)["result"]["state"] == "ready");
+}
+
+TEST_CASE("C31_ControlServer.RandomBytesHurtNobody") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer witness(scene.options.path);
+  std::mt19937 random(12345);
+  const std::string valid = R"({"jsonrpc":"2.0","id":1,"method":"status","params":{}})";
+  for (int round = 0; round < 300; ++round) {
+    RawPeer peer(scene.options.path);
+    REQUIRE(peer.error() == 0);
+    std::string text = valid;
+    for (int i = 0; i < 4; ++i) text[random() % text.size()] = static_cast<char>(random());
+    text = text.substr(0, random() % (text.size() + 1)) + "\n";
+    peer.Send(text);
+    if (round % 2 == 0) CHECK_FALSE(json::parse(peer.Line(), nullptr, false).is_discarded());
+  }
+  CHECK(witness.Call("status")["result"]["state"] == "ready");
+}
+
+TEST_CASE("C31_ControlServer.APeerThatDoesNotReadIsCutOffAndCostsOneAnswer") {
+  ControlScene scene;
+  for (int i = 0; i < 5000; ++i) scene.snapshot.sessions.push_back(scene.snapshot.sessions[0]);  // answers of > 1 MB
+  scene.options.idle_ns = 300'000'000;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  std::string text;
+  for (int i = 0; i < 500; ++i)
+    text += R"({"jsonrpc":"2.0","id":1,"method":"status"})"
+            "\n";
+  peer.Send(text);
+  // It is closed by its deadline: then what it still had in its queue is all it gets.
+  pollfd hang_up{peer.fd(), POLLHUP | POLLRDHUP, 0};
+  CHECK(::poll(&hang_up, 1, 20000) == 1);
+  CHECK(scene.asked == 1);
+}
+
+TEST_CASE("ControlServer.IdleConnectionsAreClosedEvenIfBytesDripIn") {
+  ControlScene scene;
+  scene.options.idle_ns = 200'000'000;
+  scene.Start();
+  RawPeer silent(scene.options.path), dripping(scene.options.path);
+  const auto start = std::chrono::steady_clock::now();
+  while (dripping.Send("{") && std::chrono::steady_clock::now() - start < std::chrono::seconds(10))
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(10));
+  CHECK(silent.Line() == "");
+}
+
+TEST_CASE("ControlServer.ASnapshotThatDoesNotComeIsAnErrorNotAHang") {
+  ControlScene scene;
+  scene.hold_answers = true;
+  scene.options.answer_ns = 100'000'000;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  CHECK(ErrorOf(peer.Call("status")) == -32002);
+  scene.Release();  // too late: dropped
+  scene.OnServerThread([&] { scene.hold_answers = false; });
+  CHECK(peer.Call("status")["result"]["state"] == "ready");
+}
+
+TEST_CASE("ControlServer.OneSnapshotIsInTheMakingAtATime") {
+  ControlScene scene;
+  scene.hold_answers = true;
+  scene.Start();
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int i = 0; i < 20; ++i) {
+    peers.push_back(std::make_unique<RawPeer>(scene.options.path));
+    REQUIRE(peers.back()->Send(R"({"jsonrpc":"2.0","id":1,"method":"status"})"
+                               "\n"));
+  }
+  // Until the server has read them all, and its thread has been through what it read.
+  for (auto& peer : peers) {
+    for (int unread = 1; unread != 0; std::this_thread::yield()) REQUIRE(::ioctl(peer->fd(), SIOCOUTQ, &unread) == 0);
+  }
+  for (int i = 0; i < 3; ++i) scene.OnServerThread([] {});
+  CHECK(scene.asked == 1);
+  scene.Release();  // the first peer's; the other nineteen share the next
+  CHECK(scene.asked == 2);
+  scene.Release();
+  CHECK(scene.asked == 2);
+  for (auto& peer : peers) CHECK(json::parse(peer->Line())["result"]["state"] == "ready");
+}
+
+TEST_CASE("ControlServer.ConnectionsAreLimitedAndComeBack") {
+  ControlScene scene;
+  scene.Start();
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int i = 0; i < 64; ++i) {
+    peers.push_back(std::make_unique<RawPeer>(scene.options.path));
+    REQUIRE(peers.back()->Call("version").contains("result"));
+  }
+  RawPeer refused(scene.options.path);
+  CHECK(ErrorOf(json::parse(refused.Line())) == -32003);
+  CHECK(refused.Line() == "");
+  peers.pop_back();
+  for (int attempt = 0;; ++attempt) {  // the server sees the end a moment later
+    RawPeer peer(scene.options.path);
+    if (peer.Call("version").contains("result")) break;
+    REQUIRE(attempt < 1000);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+TEST_CASE("C30_ControlServer.OthersSeeTheirOwnSessionsAndCommandNothing") {
+  if (!Root()) return;
+  ControlScene scene;
+  REQUIRE(::chmod(scene.dir.path().c_str(), 0755) == 0);
+  scene.options.admin_group = 4242;
+  scene.Start();
+  std::unique_ptr<RawPeer> stranger, admin;
+  {
+    ThreadUid as(65534, {65534});
+    stranger = std::make_unique<RawPeer>(scene.options.path);
+  }
+  {
+    ThreadUid as(65534, {4242});
+    admin = std::make_unique<RawPeer>(scene.options.path);
+  }
+  REQUIRE(stranger->error() == 0);
+  REQUIRE(admin->error() == 0);
+  const json status = stranger->Call("status")["result"];
+  REQUIRE(status["sessions"].size() == 1);
+  CHECK(status["sessions"][0]["job"] == "mine");
+  CHECK(status["totals"]["sessions"] == 2);
+  CHECK(status.dump().find("other") == std::string::npos);
+  CHECK(stranger->Call("sessions")["result"]["sessions"].size() == 1);
+  CHECK(ErrorOf(stranger->Call("drain")) == -32001);
+  CHECK(scene.drains == 0);
+  CHECK(admin->Call("status")["result"]["sessions"].size() == 2);
+  CHECK(admin->Call("drain").contains("result"));
+  CHECK(scene.drains == 1);
+}
+
+TEST_CASE("C30_ControlServer.OneUidCannotTakeAllConnections") {
+  if (!Root()) return;
+  ControlScene scene;
+  REQUIRE(::chmod(scene.dir.path().c_str(), 0755) == 0);
+  scene.Start();
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  int refused = 0;
+  {
+    ThreadUid as(65534, {});
+    for (int i = 0; i < 20; ++i) peers.push_back(std::make_unique<RawPeer>(scene.options.path));
+  }
+  for (auto& peer : peers) refused += peer->Call("version").contains("result") ? 0 : 1;
+  CHECK(refused == 12);
+  RawPeer root(scene.options.path);
+  CHECK(root.Call("version").contains("result"));
+}
+
+TEST_CASE("ControlServer.StoppingClosesConnectionsAndRemovesTheSocket") {
+  ControlScene scene;
+  scene.hold_answers = true;
+  scene.Start();
+  RawPeer idle(scene.options.path), waiting(scene.options.path);
+  REQUIRE(waiting.Send(R"({"jsonrpc":"2.0","id":1,"method":"status"})"
+                       "\n"));
+  while (scene.asked == 0) std::this_thread::yield();
+  scene.Stop();
+  CHECK(idle.Line() == "");
+  CHECK(waiting.Line() == "");
+  struct stat st;
+  CHECK(::lstat(scene.options.path.c_str(), &st) != 0);
+  scene.Release();  // an answer after the end is dropped
+}
