@@ -189,6 +189,45 @@ def test_grad_scaler_of_torch(make: Make) -> None:
     assert torch.equal(w.detach(), once) and scaler.get_scale() == 512.0
 
 
+@pytest.mark.parametrize("call", ["submit_grad", "submit_update"])
+@pytest.mark.parametrize("sent", [False, True], ids=["not sent", "sent"])
+@pytest.mark.parametrize("nth", [0, 1, 2])
+def test_interrupted_step_is_never_half_done(make: Make, monkeypatch: pytest.MonkeyPatch, call: str, sent: bool, nth: int) -> None:
+    """Ctrl-C before or just after the n-th submission: before the first update the step is forgotten, after it the next
+    call finishes it; then training goes on with the right bits."""
+    start = [torch.randn(1000) for _ in range(3)]
+    params = [Parameter(t.clone()) for t in start]
+    optimizer = make(params, subgroup_elements=1000)
+    gradients = [[torch.randn(1000) for _ in range(3)] for _ in range(3)]
+
+    def step(number: int) -> None:
+        for p, g in zip(params, gradients[number]):
+            p.grad = g.clone()
+        optimizer.step()
+
+    step(0)
+    original, calls = getattr(mlpo.Subgroup, call), []
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) == nth + 1 and not sent:
+            raise KeyboardInterrupt
+        request = original(*args, **options)
+        if len(calls) == nth + 1:
+            raise KeyboardInterrupt
+        return request
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mlpo.Subgroup, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            step(1)
+    step(2)
+    applied = (0, 2) if call == "submit_grad" else (0, 1, 2)
+    for index, p in enumerate(params):
+        assert same(p, expected(start[index], [gradients[number][index] for number in applied])), index
+    assert {float(entry["step"]) for entry in optimizer.state_dict()["state"].values()} == {float(len(applied))}
+
+
 # ---- State
 
 

@@ -66,6 +66,7 @@ class Client:
         self.rank = int(info.rank)
         self.world_size = int(info.world_size)
         self.block_elements = int(info.block_elements)  #: parameters in one of the daemon's blocks
+        self.ring_entries = int(info.ring_entries)
         self.socket = ffi.string(info.socket).decode()
         self.job = ffi.string(info.job).decode()
         _open_clients.add(self)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import bisect
 import enum
+import errno
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterable, Optional, Sequence, TypedDict, Union
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Optional, Sequence, TypedDict, Union
 
 import numpy as np
 import numpy.typing as npt
 
-from ._blocking import interruptible, nanoseconds
+from ._blocking import Deadline, interruptible, nanoseconds
 from ._errors import check
 from ._native import ffi, lib
 from ._request import GradInfo, Request
@@ -72,6 +73,7 @@ class Subgroup:
     def __init__(self, client: Client, pointer: Any, key: str, tensors: Sequence[TensorSpec], dtypes: tuple[str, str]):
         self._session = client._session
         self._waiter = client._waiter
+        self._ring_entries = client.ring_entries
         self._pointer = pointer
         self._session.adopt(self, pointer, lib.mlpo_subgroup_free)
         self.key = key
@@ -124,7 +126,14 @@ class Subgroup:
             array[index].first, array[index].count, array[index].kind = first, count, Kind(kind)
         request = ffi.new("mlpo_request **")
         count = 0 if listed is None else len(listed)
-        check(lib.mlpo_submit_grad(self._pointer, array, count, nanoseconds(timeout), request))
+
+        def submit(timeout_ns: int) -> int:
+            return int(lib.mlpo_submit_grad(self._pointer, array, count, timeout_ns, request))
+
+        if count <= self._ring_entries:
+            _submit_in_slices(submit, timeout)
+        else:  # goes in batches, and a passed deadline fails the request after the first
+            interruptible(lambda: check(submit(nanoseconds(timeout))))
         return Request(self._session, self._waiter, request[0], _grad_info)
 
     def submit_update(
@@ -159,7 +168,9 @@ class Subgroup:
         options.apply_nonfinite = apply_nonfinite
         options.priority = priority
         request = ffi.new("mlpo_request **")
-        check(lib.mlpo_submit_update(self._pointer, options, nanoseconds(timeout), request))
+        _submit_in_slices(
+            lambda timeout_ns: int(lib.mlpo_submit_update(self._pointer, options, timeout_ns, request)), timeout
+        )
         return Request(self._session, self._waiter, request[0], lambda result: int(result.value))
 
     def discard(self, reason: str = "user", *, timeout: Optional[float] = None) -> None:
@@ -280,6 +291,16 @@ class Subgroup:
         if given.ndim > 1 or (given.ndim == 1 and given.size != tensors):
             raise ValueError(f"step has shape {given.shape}; here it is an integer or {tensors} of them")
         return np.ascontiguousarray(np.broadcast_to(given, (tensors,)), dtype=np.int64)
+
+
+def _submit_in_slices(submit: Callable[[int], int], timeout: float) -> None:
+    """Submits what goes into the ring as a whole or not at all, so that a wait for a full ring can be interrupted."""
+    deadline = Deadline(timeout)
+    while True:
+        code = submit(deadline.slice_ns())
+        if code != -errno.ETIMEDOUT or deadline.passed():
+            check(code)
+            return
 
 
 def is_overflow(reason: str) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from .._client import Client
-from .._errors import NonFiniteGradientError, not_offered
+from .._errors import MlpoError, NonFiniteGradientError, not_offered
 from .._subgroup import Subgroup
 from . import _checks, _default_client, _state
 from ._absent import Absent
@@ -197,7 +197,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         for item in self._all_named():
             _checks.parameter(item.param, item.name)
             _state.check(item.param, item.name, states.get(item.param, {}))
-        self._finish_step()
+        self._end_step()
         self.param_groups = groups
         self._bind()
         self.state.clear()
@@ -312,6 +312,16 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             step.finish(self._apply_nonfinite, self.state)
         else:
             step.forget()
+        self._under_way = None
+
+    def _end_step(self) -> None:
+        """As _finish_step, but gives up an update that fails again, since all state is written next."""
+        step = self._under_way
+        try:
+            self._finish_step()
+        except MlpoError:
+            if step is not None:
+                step.abandon()
         self._under_way = None
 
     # ---- load_state_dict

@@ -42,16 +42,22 @@ def read(pack: Pack, index: int) -> dict[str, Any]:
 
 
 def write(pack: Pack, index: int, state: Mapping[str, Any]) -> None:
-    """Replaces the state of a pack's parameter by one that check() has passed. An empty one is that before the first
-    step. Without "master" the masters stay: the parameter itself decides at the next step (Pack.reload_masters)."""
+    """Replaces the whole state of a pack's parameter by one that check() has passed; an empty one is that before the
+    first step. Masters come from "master", else from the parameter: that of an FP32 parameter is the parameter."""
     member = pack.members[index]
-    for first in range(0, member.param.numel(), PIECE_ELEMENTS):
-        count = min(PIECE_ELEMENTS, member.param.numel() - first)
-        parts = {name: _piece(state.get(name), first, count, zeros=name != "master") for name in _KEYS}
-        pack.subgroup.write_state(tensor=index, first=first, count=count, **parts)
-    pack.subgroup.write_state(tensor=index, step=int(state["step"]) if state else 0)
+    has_master = "master" in state and member.param.dtype != torch.float32
+    sources = {
+        "master": state["master"] if has_master else member.param,
+        "exp_avg": state.get("exp_avg"),
+        "exp_avg_sq": state.get("exp_avg_sq"),
+    }
     member.slot_is_value = False
     pack.fresh = False
+    for first in range(0, member.param.numel(), PIECE_ELEMENTS):
+        count = min(PIECE_ELEMENTS, member.param.numel() - first)
+        parts = {name: _piece(tensor, first, count) for name, tensor in sources.items()}
+        pack.subgroup.write_state(tensor=index, first=first, count=count, **parts)
+    pack.subgroup.write_state(tensor=index, step=int(state["step"]) if state else 0)
 
 
 def check(param: torch.Tensor, name: str, state: Mapping[str, Any]) -> None:
@@ -80,8 +86,9 @@ def _like(param: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(param, dtype=torch.float32, device="cpu", memory_format=torch.preserve_format)
 
 
-def _piece(tensor: Optional[torch.Tensor], first: int, count: int, zeros: bool) -> Any:
+def _piece(tensor: Optional[torch.Tensor], first: int, count: int) -> Any:
+    """Elements of a tensor as FP32; zeros for None."""
     if tensor is None:
-        return torch.zeros(count).numpy() if zeros else None
+        return torch.zeros(count).numpy()
     flat = tensor.detach().reshape(-1)[first : first + count]
     return flat.to("cpu", torch.float32).contiguous().numpy()

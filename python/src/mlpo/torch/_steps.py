@@ -8,7 +8,6 @@ or ended partly done.
 
 from __future__ import annotations
 
-import errno
 import time
 from dataclasses import dataclass, field
 from typing import Any, MutableMapping, Optional, Sequence
@@ -91,6 +90,17 @@ class Step:
         for param, count in self.counts.items():
             state[param]["step"] = count
 
+    def abandon(self) -> None:
+        """Gives up updates that failed. A subgroup left partly updated needs all of its state written afterwards."""
+        for part in self.parts:
+            if part.ended:
+                continue
+            try:
+                part.pack.subgroup.discard("user")
+            except MlpoError as error:
+                if error.code != lib.MLPO_ERR_TORN:
+                    raise
+
 
 def _end(part: Part) -> None:
     part.pack.write_back(part.members)
@@ -139,4 +149,4 @@ def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...]]:
         f"the gradient of {shown or 'a parameter'} is not finite; nothing was updated. Skip the step, or "
         'pass nonfinite="apply" for what torch does'
     )
-    return lib.MLPO_ERR_NOT_FINITE, text, errno.EDOM, names
+    return lib.MLPO_ERR_NOT_FINITE, text, 0, names
