@@ -17,8 +17,11 @@
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "daemon/adam/kernel.cc"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+
+#include "daemon/adam/convert-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace mlpo {
@@ -30,96 +33,9 @@ const Kernels* TargetKernels() { return nullptr; }  // reference.cc is the scala
 
 #else
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-using FloatTag = hn::ScalableTag<float>;
-using Float = hn::Vec<FloatTag>;
-using Bits = hn::Vec<hn::RebindToUnsigned<FloatTag> >;
-constexpr size_t kLanes = hn::MaxLanes(FloatTag());
-
-constexpr int kNoGradient = 0;  // beside enum mlpo_dtype's values
-constexpr size_t BytesOf(int type) { return type == MLPO_FLOAT32 ? 4 : 2; }
-
-// ---- conversions. The same integer arithmetic on every set: the sets' own instructions differ on NaN.
-
-template <class D>
-HWY_INLINE hn::Vec<D> FromFloat16(D d, hn::Vec<hn::RebindToUnsigned<D> > half) {
-  const hn::RebindToUnsigned<D> du;
-  const hn::RebindToSigned<D> di;
-  const auto sign = hn::ShiftLeft<16>(hn::And(half, hn::Set(du, 0x8000u)));
-  const auto magnitude = hn::And(half, hn::Set(du, 0x7fffu));
-  const auto ordered = hn::BitCast(di, magnitude);
-  const auto shifted = hn::ShiftLeft<13>(magnitude);
-  const auto normal = hn::Add(shifted, hn::Set(du, 112u << 23));
-  const auto special = hn::Or(shifted, hn::Set(du, 0x7f800000u));
-  const auto subnormal = hn::BitCast(du, hn::Mul(hn::ConvertTo(d, ordered), hn::Set(d, 0x1p-24f)));
-  const auto is_special = hn::RebindMask(du, hn::Gt(ordered, hn::Set(di, 0x7bff)));
-  const auto is_subnormal = hn::RebindMask(du, hn::Lt(ordered, hn::Set(di, 0x400)));
-  const auto finite = hn::IfThenElse(is_subnormal, subnormal, normal);
-  return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_special, special, finite)));
-}
-
-HWY_INLINE Bits ToFloat16(Float value) {
-  const FloatTag d;
-  const hn::RebindToUnsigned<FloatTag> du;
-  const hn::RebindToSigned<FloatTag> di;
-  const Bits bits = hn::BitCast(du, value);
-  const Bits sign = hn::And(bits, hn::Set(du, 0x80000000u));
-  const Bits magnitude = hn::Xor(bits, sign);
-  const auto ordered = hn::BitCast(di, magnitude);
-  // Normal: add a bit less than half of what is cut off, and the last kept bit; then shift. Ties go to even.
-  const Bits odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 1u));
-  const Bits rebiased = hn::Add(magnitude, hn::Set(du, 0u - (112u << 23) + 0xfffu));
-  const Bits normal = hn::ShiftRight<13>(hn::Add(rebiased, odd));
-  // Subnormal: 0.5's last bit is 2^-24, so that the addition rounds to units of it.
-  const Float half = hn::Set(d, 0.5f);
-  const Bits subnormal = hn::Sub(hn::BitCast(du, hn::Add(hn::BitCast(d, magnitude), half)), hn::BitCast(du, half));
-  const Bits payload = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(du, 0x3ffu));
-  const Bits nan = hn::Or(payload, hn::Set(du, 0x7e00u));
-  const auto is_nan = hn::RebindMask(du, hn::Gt(ordered, hn::Set(di, 0x7f800000)));
-  const auto is_big = hn::RebindMask(du, hn::Gt(ordered, hn::Set(di, 0x477fffff)));
-  const auto is_subnormal = hn::RebindMask(du, hn::Lt(ordered, hn::Set(di, 0x38800000)));
-  const Bits finite = hn::IfThenElse(is_subnormal, subnormal, normal);
-  const Bits above = hn::IfThenElse(is_nan, nan, hn::Set(du, 0x7c00u));
-  return hn::Or(hn::ShiftRight<16>(sign), hn::IfThenElse(is_big, above, finite));
-}
-
-HWY_INLINE Bits ToBfloat16(Float value) {
-  const hn::RebindToUnsigned<FloatTag> du;
-  const Bits bits = hn::BitCast(du, value);
-  const Bits odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-  const Bits rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7fffu)), odd));
-  const Bits nan = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40u));
-  return hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(value)), nan, rounded);
-}
-
-// One vector of D's length from an array of kType, which may have any alignment.
-template <int kType, class D>
-HWY_INLINE hn::Vec<D> LoadElements(D d, const std::byte* from) {
-  if constexpr (kType == kNoGradient) {
-    return hn::Zero(d);
-  } else if constexpr (kType == MLPO_FLOAT32) {
-    return hn::LoadU(d, reinterpret_cast<const float*>(from));
-  } else {
-    const hn::RebindToUnsigned<D> du;
-    const hn::Rebind<uint16_t, D> d16;
-    const auto wide = hn::PromoteTo(du, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(from)));
-    if constexpr (kType == MLPO_BFLOAT16) return hn::BitCast(d, hn::ShiftLeft<16>(wide));
-    if constexpr (kType == MLPO_FLOAT16) return FromFloat16(d, wide);
-  }
-}
-
-template <int kType>
-HWY_INLINE void StoreElements(Float value, std::byte* to) {
-  const FloatTag d;
-  if constexpr (kType == MLPO_FLOAT32) {
-    hn::StoreU(value, d, reinterpret_cast<float*>(to));
-  } else {
-    const hn::Rebind<uint16_t, FloatTag> d16;
-    const Bits bits = kType == MLPO_BFLOAT16 ? ToBfloat16(value) : ToFloat16(value);
-    hn::StoreU(hn::TruncateTo(d16, bits), d16, reinterpret_cast<uint16_t*>(to));
-  }
-}
+// Elements between what is computed and what is prefetched. On an EPYC of family 25 (Zen 4), 256 to 640 made the kernel
+// 5-10 % faster than the CPU's own prefetching alone, 128 and 1024 less. Past the end nothing happens.
+constexpr size_t kAhead = 256;
 
 // ---- the update
 
@@ -151,7 +67,7 @@ HWY_INLINE void UpdateVector(const Constants& c, float* pp, float* mp, float* vp
   hn::StoreU(p, d, pp);
   hn::StoreU(m, d, mp);
   hn::StoreU(v, d, vp);
-  StoreElements<kParam>(p, param);
+  StoreElements<kParam, true>(p, param);
 }
 
 template <int kGrad, int kParam, bool kL2>
@@ -168,12 +84,19 @@ void Update(const AdamScalars& s, const AdamRange& r) {
                        hn::BitCast(d, hn::Set(hn::RebindToUnsigned<FloatTag>(), 0x7fc00000u))};
   const auto* grad = static_cast<const std::byte*>(r.grad);
   auto* param = static_cast<std::byte*>(r.param);
-  size_t i = 0;
-  for (; r.n - i >= kLanes; i += kLanes) {
-    UpdateVector<kGrad, kParam, kL2>(c, r.p + i, r.m + i, r.v + i, grad + i * BytesOf(kGrad),
-                                     param + i * BytesOf(kParam));
+  float* const p0 = r.p;  // copies: stores could change what r refers to
+  float* const m0 = r.m;
+  float* const v0 = r.v;
+  const size_t whole = r.n - r.n % kLanes;
+  for (size_t i = 0; i < whole; i += kLanes) {
+    hwy::Prefetch(p0 + i + kAhead);
+    hwy::Prefetch(m0 + i + kAhead);
+    hwy::Prefetch(v0 + i + kAhead);
+    if constexpr (kGrad != kNoGradient) hwy::Prefetch(grad + (i + kAhead) * BytesOf(kGrad));
+    UpdateVector<kGrad, kParam, kL2>(c, p0 + i, m0 + i, v0 + i, grad + i * BytesOf(kGrad), param + i * BytesOf(kParam));
   }
-  const size_t rest = r.n - i;
+  const size_t i = whole;
+  const size_t rest = r.n - whole;
   if (rest == 0) return;
   HWY_ALIGN float p[kLanes] = {};
   HWY_ALIGN float m[kLanes] = {};
@@ -297,12 +220,12 @@ void RoundToType(const float* from, void* to, size_t n) {
   const FloatTag d;
   auto* out = static_cast<std::byte*>(to);
   size_t i = 0;
-  for (; n - i >= kLanes; i += kLanes) StoreElements<kType>(hn::LoadU(d, from + i), out + i * BytesOf(kType));
+  for (; n - i >= kLanes; i += kLanes) StoreElements<kType, false>(hn::LoadU(d, from + i), out + i * BytesOf(kType));
   if (i == n) return;
   HWY_ALIGN float in[kLanes] = {};
   HWY_ALIGN std::byte rounded[4 * kLanes];
   memcpy(in, from + i, (n - i) * 4);
-  StoreElements<kType>(hn::Load(d, in), rounded);
+  StoreElements<kType, false>(hn::Load(d, in), rounded);
   memcpy(out + i * BytesOf(kType), rounded, (n - i) * BytesOf(kType));
 }
 

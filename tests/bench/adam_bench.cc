@@ -33,9 +33,9 @@ struct Arrays {
   }
 };
 
-// Reads and writes p, m, v and the slot with nearly no arithmetic. Not inlined, so that it is a loop over memory that
-// nobody knows anything about; vectorised by the compiler.
-__attribute__((noinline, optimize("O3"))) void PlainLoop(float* p, float* m, float* v, uint16_t* slot, size_t n) {
+// Reads and writes p, m, v and the slot with nearly no arithmetic, vectorised by the compiler: the most that a loop
+// over this memory does here.
+inline __attribute__((always_inline)) void LoopBody(float* p, float* m, float* v, uint16_t* slot, size_t n) {
 #pragma GCC ivdep
   for (size_t i = 0; i < n; ++i) {
     p[i] = p[i] * 0.999f;
@@ -43,6 +43,26 @@ __attribute__((noinline, optimize("O3"))) void PlainLoop(float* p, float* m, flo
     v[i] = v[i] * 0.999f;
     slot[i] = static_cast<uint16_t>(slot[i] ^ 1);
   }
+}
+
+#define MLPO_LOOP __attribute__((noinline, optimize("O3")))
+MLPO_LOOP void BaselineLoop(float* p, float* m, float* v, uint16_t* slot, size_t n) { LoopBody(p, m, v, slot, n); }
+
+#if defined(__x86_64__) && !defined(__clang__)
+MLPO_LOOP __attribute__((target("avx512f,avx512bw,avx512vl,prefer-vector-width=512"))) void WideLoop(float* p, float* m,
+                                                                                                     float* v,
+                                                                                                     uint16_t* slot,
+                                                                                                     size_t n) {
+  LoopBody(p, m, v, slot, n);
+}
+bool CpuIsWide() { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"); }
+#else
+void WideLoop(float* p, float* m, float* v, uint16_t* slot, size_t n) { LoopBody(p, m, v, slot, n); }
+bool CpuIsWide() { return false; }
+#endif
+
+void PlainLoop(float* p, float* m, float* v, uint16_t* slot, size_t n) {
+  (CpuIsWide() ? WideLoop : BaselineLoop)(p, m, v, slot, n);
 }
 
 template <class Function>
