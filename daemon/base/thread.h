@@ -7,6 +7,7 @@
 
 #include <sys/eventfd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -26,6 +27,8 @@ class MessageQueue {
   MessageQueue() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { CHECK(event_); }
 
   int event_fd() const { return event_.get(); }
+  // Whether something waits, without a system call. May be late by one Put that is still going on.
+  bool Waits() const { return waits_.load(std::memory_order_acquire); }
 
   void Put(T message) {
     bool was_empty;
@@ -33,6 +36,7 @@ class MessageQueue {
       std::lock_guard lock(mutex_);
       was_empty = messages_.empty();
       messages_.push_back(std::move(message));
+      waits_.store(true, std::memory_order_release);
     }
     if (was_empty) {
       const uint64_t one = 1;
@@ -45,6 +49,7 @@ class MessageQueue {
     uint64_t count;
     (void)!::read(event_.get(), &count, sizeof count);  // EAGAIN: a producer is between its two steps, and will ring
     std::lock_guard lock(mutex_);
+    waits_.store(false, std::memory_order_relaxed);
     if (out->empty()) {
       out->swap(messages_);
     } else {
@@ -56,7 +61,8 @@ class MessageQueue {
  private:
   UniqueFd event_;
   std::mutex mutex_;
-  std::vector<T> messages_;  // guarded by mutex_
+  std::vector<T> messages_;         // guarded by mutex_
+  std::atomic<bool> waits_{false};  // written under mutex_; Waits() pairs with Put
 };
 
 }  // namespace mlpo

@@ -149,12 +149,16 @@ const char* Scheduler::StateName(const PathState& path) const {
   return path.write_failures < 3 ? "suspect" : "quarantined";
 }
 
-void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot) const {
+void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) const {
   const PathState& path = paths_[index];
   snapshot->state = StateName(path);
   snapshot->scratch_bytes = path.extent_bytes;
   snapshot->read_errors = path.read_errors;
   snapshot->write_errors = path.write_errors;
+  snapshot->read_bytes = path.read_bytes;
+  snapshot->written_bytes = path.written_bytes;
+  snapshot->read_bytes_per_s = path.read_rate.PerSecond(now_ns);
+  snapshot->write_bytes_per_s = path.write_rate.PerSecond(now_ns);
   snapshot->in_flight = path.reads + path.writes;
 }
 

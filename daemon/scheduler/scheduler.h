@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/base/counters.h"
 #include "daemon/scheduler/block.h"
 #include "daemon/scheduler/placement.h"
 #include "daemon/types/request.h"
@@ -90,7 +91,7 @@ class Scheduler {
   const Subgroup* FindSubgroup(SessionId session, SubgroupId subgroup) const;
 
   void Fill(PoolSnapshot* pool) const;
-  void Fill(PathIndex path, PathSnapshot* snapshot) const;
+  void Fill(PathIndex path, PathSnapshot* snapshot, int64_t now_ns) const;
   void Fill(SessionId session, SessionSnapshot* snapshot) const;
 
   // Bytes of one block's parts on storage and in its buffer: master, first and second moments, each padded to
@@ -113,6 +114,10 @@ class Scheduler {
     uint32_t write_failures = 0;  // in a row
     uint64_t read_errors = 0;
     uint64_t write_errors = 0;
+    uint64_t read_bytes = 0;
+    uint64_t written_bytes = 0;
+    RateMeter read_rate;
+    RateMeter write_rate;
   };
   struct InFlight {
     Transfer transfer;

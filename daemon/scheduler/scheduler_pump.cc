@@ -116,6 +116,8 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   Block& block = *in_flight.block;
   Session& session = *block.subgroup->session;
   PathState& path = paths_[in_flight.extent.path];
+  path.written_bytes += result.bytes;
+  path.write_rate.Add(result.bytes, now_ns_);
   --path.writes;
   --flushing_;
   --session.in_flight;
@@ -219,6 +221,8 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   Block& block = *in_flight.block;
   Session& session = *block.subgroup->session;
   PathState& path = paths_[in_flight.extent.path];
+  path.read_bytes += result.bytes;
+  path.read_rate.Add(result.bytes, now_ns_);
   --path.reads;
   --session.in_flight;
   block.state = BlockState::kClean;

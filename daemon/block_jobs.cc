@@ -1,0 +1,123 @@
+#include "daemon/block_jobs.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "daemon/adam/kernel.h"
+
+namespace mlpo {
+namespace {
+
+uint32_t PieceCount(uint64_t count, uint64_t per_piece) {
+  return static_cast<uint32_t>(std::max<uint64_t>(1, (count + per_piece - 1) / per_piece));
+}
+
+}  // namespace
+
+BlockJob::BlockJob(const Op& op, const Block& block, std::byte* buffer)
+    : session_(op.request.session),
+      subgroup_(op.request.submission.subgroup),
+      block_(block.index),
+      filled_(block.filled),
+      first_(block.first),
+      count_(block.count),
+      part_bytes_(Scheduler::PartBytes(block.count)) {
+  for (int i = 0; i < 3; ++i) parts_[i] = reinterpret_cast<float*>(buffer + i * part_bytes_);
+  pieces = PieceCount(count_, kPieceElements);
+}
+
+void BlockJob::Finish(Scheduler& scheduler, int64_t now_ns) {
+  scheduler.BlockWorkDone(session_, subgroup_, block_, now_ns);
+}
+
+uint64_t BlockJob::PieceEnd(uint32_t piece) const { return std::min(count_, (piece + 1) * kPieceElements); }
+
+void BlockJob::FillPiece(uint32_t piece) {
+  const uint64_t begin = PieceBegin(piece);
+  const uint64_t end = piece + 1 == pieces ? part_bytes_ / sizeof(float) : PieceEnd(piece);
+  for (int i = 0; i < 3; ++i) {
+    const uint8_t part = i == 0 ? kPartMaster : kPartMoments;
+    if (!(filled_ & part)) std::fill(parts_[i] + begin, parts_[i] + end, 0.0f);
+  }
+}
+
+UpdateJob::UpdateJob(const Op& op, const Block& block, std::byte* buffer)
+    : BlockJob(op, block, buffer),
+      segments_(op.segments),
+      hyper_(op.request.hyper),
+      grad_dtype_(op.subgroup->spec.grad_dtype),
+      dtype_(op.subgroup->spec.dtype),
+      grad_(op.subgroup->spec.grad),
+      param_(op.subgroup->spec.param) {}
+
+void UpdateJob::RunPiece(uint32_t piece) {
+  FillPiece(piece);
+  const uint64_t begin = first_ + PieceBegin(piece);
+  const uint64_t end = first_ + PieceEnd(piece);
+  auto segment = std::lower_bound(segments_.begin(), segments_.end(), begin,
+                                  [](const Segment& s, uint64_t at) { return s.end <= at; });
+  int64_t step = 0;  // that `scalars` are of: tensors mostly have the same
+  AdamScalars scalars;
+  for (; segment != segments_.end() && segment->first < end; ++segment) {
+    if (segment->step != step) {
+      step = segment->step;
+      scalars = MakeScalars(hyper_, step);
+    }
+    const uint64_t from = std::max(begin, segment->first);
+    const uint64_t at = from - first_;
+    AdamRange range;
+    range.n = std::min(end, segment->end) - from;
+    range.p = parts_[0] + at;
+    range.m = parts_[1] + at;
+    range.v = parts_[2] + at;
+    range.grad_dtype = grad_dtype_;
+    range.dtype = dtype_;
+    range.grad = segment->kind == MLPO_PIECE_VALUE ? grad_ + from * ElementBytes(grad_dtype_) : nullptr;
+    range.param = param_ + from * ElementBytes(dtype_);
+    AdamUpdate(scalars, range);
+  }
+}
+
+StateJob::StateJob(const Op& op, const Block& block, std::byte* buffer, std::byte* staging)
+    : BlockJob(op, block, buffer), submission_(op.request.submission), staging_(staging) {}
+
+void StateJob::RunPiece(uint32_t piece) {
+  FillPiece(piece);
+  const uint64_t begin = std::max(first_ + PieceBegin(piece), submission_.first);
+  const uint64_t end = std::min(first_ + PieceEnd(piece), submission_.first + submission_.count);
+  if (begin >= end) return;
+  std::byte* array = staging_ + submission_.staging_offset;
+  for (int i = 0; i < 3; ++i) {
+    if (!(submission_.arg & (MLPO_PART_MASTER << i))) continue;
+    std::byte* staged = array + (begin - submission_.first) * sizeof(float);
+    float* held = parts_[i] + (begin - first_);
+    if (submission_.op == MLPO_OP_READ_STATE) {
+      std::memcpy(staged, held, (end - begin) * sizeof(float));
+    } else {
+      std::memcpy(held, staged, (end - begin) * sizeof(float));
+    }
+    array += submission_.count * sizeof(float);
+  }
+}
+
+StatsJob::StatsJob(Op* op) : op_(op), grad_(op->subgroup->spec.grad), dtype_(op->subgroup->spec.grad_dtype) {
+  pieces = PieceCount(op->stats.chunks.size(), kChunksPerPiece);
+}
+
+void StatsJob::RunPiece(uint32_t piece) {
+  const StatWork& work = op_->stats;
+  const size_t end = std::min(work.chunks.size(), (piece + 1) * kChunksPerPiece);
+  for (size_t i = piece * kChunksPerPiece; i < end; ++i) {
+    const StatChunk& chunk = work.chunks[i];
+    StatLanes lanes;
+    for (size_t r = chunk.first_run; r < chunk.first_run + chunk.run_count; ++r) {
+      const StatRun& run = work.runs[r];
+      AccumulateStats(grad_ + run.first * ElementBytes(dtype_), dtype_, run.position, run.count, &lanes);
+    }
+    (*op_->results)[chunk.chunk] = {ReduceLanes(lanes), lanes.all_finite};
+  }
+}
+
+void StatsJob::Finish(Scheduler& scheduler, int64_t now_ns) { scheduler.StatsDone(op_, now_ns); }
+
+}  // namespace mlpo

@@ -1,0 +1,85 @@
+// The scheduler's work as jobs of the worker pool: UPDATE, READ_STATE and WRITE_STATE on one block, statistics of a
+// GRAD.
+//
+// A job copies what it needs when it is made; memory it points to (buffer, slot, staging area, the Op's segments) is
+// kept by the scheduler's rules until Finish. Made and finished by the data thread, run by workers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "daemon/adam/worker_pool.h"
+#include "daemon/scheduler/block.h"
+#include "daemon/scheduler/scheduler.h"
+
+namespace mlpo {
+
+class SchedulerJob : public Job {
+ public:
+  virtual void Finish(Scheduler& scheduler, int64_t now_ns) = 0;
+};
+
+// What the three block jobs have in common: the block in its buffer.
+class BlockJob : public SchedulerJob {
+ public:
+  static constexpr uint64_t kPieceElements = 65536;
+
+  BlockJob(const Op& op, const Block& block, std::byte* buffer);
+  void Finish(Scheduler& scheduler, int64_t now_ns) override;
+
+ protected:
+  // Elements of the block that a piece has: [begin, end).
+  uint64_t PieceBegin(uint32_t piece) const { return piece * kPieceElements; }
+  uint64_t PieceEnd(uint32_t piece) const;
+  // Zeroes what the buffer does not hold yet; the padding behind each part, too, with the last piece.
+  void FillPiece(uint32_t piece);
+
+  const SessionId session_;
+  const SubgroupId subgroup_;
+  const uint32_t block_;
+  const uint8_t filled_;
+  const uint64_t first_;  // element of the subgroup
+  const uint64_t count_;
+  const uint64_t part_bytes_;
+  float* parts_[3];  // master, first and second moments
+};
+
+class UpdateJob : public BlockJob {
+ public:
+  UpdateJob(const Op& op, const Block& block, std::byte* buffer);
+  void RunPiece(uint32_t piece) override;
+
+ private:
+  const std::vector<Segment>& segments_;
+  const mlpo_hyper hyper_;
+  const mlpo_dtype grad_dtype_;
+  const mlpo_dtype dtype_;
+  const std::byte* const grad_;
+  std::byte* const param_;
+};
+
+class StateJob : public BlockJob {
+ public:
+  StateJob(const Op& op, const Block& block, std::byte* buffer, std::byte* staging);
+  void RunPiece(uint32_t piece) override;
+
+ private:
+  const mlpo_submission submission_;
+  std::byte* const staging_;
+};
+
+class StatsJob : public SchedulerJob {
+ public:
+  explicit StatsJob(Op* op);
+  void RunPiece(uint32_t piece) override;
+  void Finish(Scheduler& scheduler, int64_t now_ns) override;
+
+ private:
+  static constexpr size_t kChunksPerPiece = 4;
+
+  Op* const op_;
+  const std::byte* const grad_;
+  const mlpo_dtype dtype_;
+};
+
+}  // namespace mlpo

@@ -1,0 +1,401 @@
+#include <utility>  // before Asio of Boost 1.74 in C++20
+
+#include "daemon/daemon.h"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include <boost/asio/post.hpp>
+#include <csignal>
+
+#include "daemon/adam/kernel.h"
+#include "daemon/base/clock.h"
+#include "daemon/config/load.h"
+#include "daemon/scheduler/placement.h"
+
+namespace mlpo {
+namespace {
+
+constexpr int kFastStopSeconds = 10;
+constexpr uint32_t kPieceDepth = 64;
+
+std::vector<PathParameters> ParametersOf(const std::vector<PathConfig>& configs) {
+  std::vector<PathParameters> parameters;
+  for (const PathConfig& config : configs) {
+    PathParameters path;
+    path.read_bytes_per_s = config.read_limit;
+    path.write_bytes_per_s = config.write_limit;
+    path.duplex = config.duplex > 0 ? config.duplex : 1;
+    path.capacity_bytes = config.capacity_bytes;
+    parameters.push_back(path);
+  }
+  return parameters;
+}
+
+}  // namespace
+
+template <class F>
+void Daemon::PostMain(F&& f) {
+  boost::asio::post(io_, std::forward<F>(f));
+}
+template <class F>
+void Daemon::PostHousekeeping(F&& f) {
+  boost::asio::post(housekeeping_, std::forward<F>(f));
+}
+
+// ---- Start ----
+
+Result<std::unique_ptr<Daemon>> Daemon::Create(Config config, const std::string& socket) {
+  std::unique_ptr<Daemon> daemon(new Daemon(std::move(config)));
+  daemon->started_ns_ = NowNs();
+  Status status = SetTarget(daemon->config_.adam.target);
+  if (status.ok()) status = daemon->OpenPaths();
+  if (status.ok()) status = daemon->OpenPool();
+  if (status.ok()) status = daemon->StartQueues();
+  if (status.ok()) status = daemon->StartLoop();
+  if (status.ok()) status = daemon->OpenSockets(socket);
+  if (!status.ok()) return status;
+  return daemon;
+}
+
+Status Daemon::OpenPaths() {
+  for (const PathConfig& config : config_.paths) {
+    Result<std::unique_ptr<Path>> path = Path::Open(config, config.name, config_.daemon.node);
+    if (!path.ok()) return path.status();
+    paths_.push_back(std::move(*path));
+  }
+  shares_ = PathShares(ParametersOf(config_.paths));
+  return Status();
+}
+
+Status Daemon::OpenPool() {
+  std::string what;
+  Result<uint64_t> available = AvailableMemoryBytes(&what);
+  if (!available.ok()) return available.status();
+  BufferPool::Options options;
+  options.pool_bytes = config_.memory.pool_bytes > 0 ? config_.memory.pool_bytes : *available / 4;
+  options.buffer_bytes = Scheduler::BufferBytes(config_.memory.block_elements);
+  options.lock = config_.memory.lock;
+  options.huge_pages = config_.memory.huge_pages != "never";
+  Result<std::unique_ptr<BufferPool>> pool = BufferPool::Create(options);
+  if (!pool.ok()) return pool.status();
+  pool_ = std::move(*pool);
+  available = AvailableMemoryBytes(&what);
+  if (!available.ok()) return available.status();
+  arenas_limit_bytes_ = config_.memory.arenas_bytes > 0 ? config_.memory.arenas_bytes : *available / 2;
+  if (arenas_limit_bytes_ > *available) {
+    return Status(-ENOMEM, "[memory] arenas is " + std::to_string(arenas_limit_bytes_) +
+                               " bytes, and beside the pool " + what + " has " + std::to_string(*available) +
+                               ": lower one of them");
+  }
+  return Status();
+}
+
+Status Daemon::StartQueues() {
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    PathQueue::Options options;
+    options.index = static_cast<PathIndex>(i);
+    options.engine = config_.paths[i].engine;
+    options.piece_bytes = config_.scheduler.piece_bytes;
+    options.depth = kPieceDepth;
+    Result<std::unique_ptr<PathQueue>> queue = PathQueue::Start(options, paths_[i].get(), pool_.get(), &transfers_);
+    if (!queue.ok()) return queue.status();
+    queues_.push_back(std::move(*queue));
+  }
+  WorkerPool::Options options;
+  options.workers = config_.adam.workers;
+  options.pin = config_.adam.pin;
+  Result<std::unique_ptr<WorkerPool>> workers = WorkerPool::Start(options, &done_jobs_);
+  if (!workers.ok()) return workers.status();
+  workers_ = std::move(*workers);
+  return Status();
+}
+
+Status Daemon::StartLoop() {
+  Scheduler::Options options;
+  options.buffers = pool_->count();
+  options.block_elements = config_.memory.block_elements;
+  options.extents_offset_bytes = Path::kFileHeaderBytes;
+  options.queue_blocks = config_.scheduler.queue_blocks;
+  options.no_path_timeout_ns = config_.scheduler.no_path_timeout_s * kNsPerS;
+  options.paths = ParametersOf(config_.paths);
+  for (const auto& path : paths_) options.path_names.push_back(path->name());
+  DataLoop::Parts parts;
+  parts.pool = pool_.get();
+  parts.workers = workers_.get();
+  parts.done_jobs = &done_jobs_;
+  for (const auto& queue : queues_) parts.queues.push_back(queue.get());
+  parts.transfers = &transfers_;
+  DataLoop::Events events;
+  events.broken = [this](SessionId session, std::string reason) {
+    PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
+  };
+  events.gone = [this](SessionId session) { PostMain([this, session] { OnGone(session); }); };
+  loop_ = std::make_unique<DataLoop>(std::move(options), std::move(parts), std::move(events));
+  return Status();
+}
+
+Status Daemon::OpenSockets(const std::string& socket) {
+  std::optional<gid_t> group;
+  std::optional<gid_t> admin;
+  if (!config_.daemon.group.empty()) {
+    Result<gid_t> gid = GroupByName(config_.daemon.group);
+    if (!gid.ok()) return gid.status().Within("[daemon] group");
+    group = *gid;
+  }
+  if (!config_.daemon.admin_group.empty()) {
+    Result<gid_t> gid = GroupByName(config_.daemon.admin_group);
+    if (!gid.ok()) return gid.status().Within("[daemon] admin_group");
+    admin = *gid;
+  }
+  Result<BoundSocket> bound = BindUnixSocket(socket, SOCK_SEQPACKET, group ? 0660 : 0600, group);
+  if (!bound.ok()) return bound.status();
+  socket_ = std::move(*bound);
+  SessionServer::Options options;
+  options.block_elements = config_.memory.block_elements;
+  options.arenas_limit_bytes = arenas_limit_bytes_;
+  options.max_sessions = config_.daemon.max_sessions;
+  options.group = config_.daemon.group;
+  UniqueFd listener(::fcntl(socket_.fd(), F_DUPFD_CLOEXEC, 0));
+  if (!listener) return Status::Errno(errno, "duplicating the session socket");
+  sessions_ = std::make_unique<SessionServer>(io_, std::move(listener), options, this);
+  ControlOptions control;
+  control.path = socket + ".ctl";
+  control.mode = group ? 0660 : 0600;
+  control.group = group;
+  control.admin_group = admin;
+  ControlHandlers handlers;
+  handlers.snapshot = [this](std::function<void(Snapshot)> answer) { TakeSnapshot(std::move(answer)); };
+  handlers.drain = [this] { BeginDrain("asked by mlpo-ctl"); };
+  Result<std::unique_ptr<ControlServer>> server = ControlServer::Open(io_, control, std::move(handlers));
+  if (!server.ok()) return server.status();
+  control_ = std::move(*server);
+  return Status();
+}
+
+Daemon::~Daemon() {
+  control_.reset();
+  housekeeping_.join();
+  queues_.clear();  // wait for what is in flight
+  workers_.reset();
+  for (auto& [id, storage] : storages_) {
+    if (!storage->store) continue;
+    Status removed = storage->store->Remove();
+    if (!removed.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", removed.message());
+  }
+}
+
+// ---- Run ----
+
+int Daemon::Run() {
+  loop_->Start();
+  boost::system::error_code error;
+  signals_.add(SIGTERM, error);
+  if (!error) signals_.add(SIGINT, error);
+  if (error) {
+    spdlog::error("event=start_failed reason=\"signals: {}\"", error.message());
+    loop_->Stop();
+    return EX_OSERR;
+  }
+  WaitForSignal();
+  sessions_->Start();
+  state_ = State::kReady;
+  spdlog::info("event=ready socket={} node={} paths={} pool_bytes={} buffers={} workers={} adam={}", socket_.path(),
+               config_.daemon.node, paths_.size(), pool_->pool_bytes(), pool_->count(), workers_->workers(),
+               ActiveTarget());
+  io_.run();
+  loop_->Stop();
+  spdlog::info("event=stopped exit_code={}", exit_code_);
+  return exit_code_;
+}
+
+void Daemon::WaitForSignal() {
+  signals_.async_wait([this](boost::system::error_code error, int signal) {
+    if (error) return;
+    if (state_ == State::kReady) {
+      BeginDrain(signal == SIGTERM ? "SIGTERM" : "SIGINT");
+    } else {
+      StopFast();
+    }
+    WaitForSignal();
+  });
+}
+
+void Daemon::BeginDrain(const char* why) {
+  if (state_ != State::kReady) return;
+  state_ = State::kDraining;
+  spdlog::info("event=drain why=\"{}\" sessions={}", why, sessions_->session_count());
+  sessions_->StopAccepting();
+  drain_deadline_.expires_after(std::chrono::seconds(config_.daemon.drain_timeout_s));
+  drain_deadline_.async_wait([this](boost::system::error_code error) {
+    if (error) return;
+    spdlog::error("event=drain_timeout seconds={}", config_.daemon.drain_timeout_s);
+    exit_code_ = EX_TEMPFAIL;
+    StopFast();
+  });
+  loop_->Post([this] { loop_->Drain([this] { PostMain([this] { EndSessions(); }); }); });
+}
+
+// Drops what has not begun. What the kernel holds is still waited for, but not for ever.
+void Daemon::StopFast() {
+  spdlog::warn("event=fast_stop sessions={}", sessions_->session_count());
+  EndSessions();
+  drain_deadline_.expires_after(std::chrono::seconds(kFastStopSeconds));
+  drain_deadline_.async_wait([](boost::system::error_code error) {
+    if (error) return;
+    spdlog::critical("event=stop_hangs seconds={}", kFastStopSeconds);
+    ::_exit(EX_TEMPFAIL);  // scratch files stay for the next start to remove
+  });
+}
+
+void Daemon::EndSessions() {
+  if (state_ == State::kEnding) return;
+  state_ = State::kEnding;
+  loop_->Post([this] { loop_->AnnounceEnd(); });
+  sessions_->EndAll(Status(-ESHUTDOWN, "the daemon is stopping"));
+  MaybeFinish();
+}
+
+void Daemon::MaybeFinish() {
+  if (state_ != State::kEnding || sessions_->session_count() > 0) return;
+  drain_deadline_.cancel();
+  signals_.cancel();
+  io_.stop();
+}
+
+// ---- Sessions ----
+
+void Daemon::SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
+  loop_->Post([this, identity, areas = std::move(areas)] { loop_->AddSession(identity, areas); });
+}
+
+Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks) {
+  if (!storage.store) {
+    std::vector<Path*> paths;
+    for (const auto& path : paths_) paths.push_back(path.get());
+    Result<std::unique_ptr<ExtentStore>> store =
+        ExtentStore::Create(std::move(paths), {identity.uid, identity.job, identity.rank, identity.generation});
+    if (!store.ok()) return store.status();
+    storage.store = std::move(*store);
+    loop_->Post([this, id = identity.id, files = storage.store->files()] { loop_->SetFiles(id, files); });
+  }
+  Status status =
+      storage.store->Reserve(shares_, storage.extents + blocks, Scheduler::BufferBytes(config_.memory.block_elements));
+  if (status.ok()) storage.extents += blocks;
+  return status;
+}
+
+void Daemon::PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
+                            std::function<void(Status)> done) {
+  std::shared_ptr<Storage>& storage = storages_[identity.id];
+  if (!storage) storage = std::make_shared<Storage>();
+  const uint64_t blocks = Scheduler::BlockCount(spec.numel, config_.memory.block_elements);
+  PostHousekeeping([this, storage, identity, blocks, done = std::move(done)] {
+    Status status = Reserve(*storage, identity, blocks);
+    PostMain([done, status] { done(status); });
+  });
+}
+
+void Daemon::AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
+                           std::function<void(Result<std::shared_ptr<Memfd>>)> done) {
+  PostHousekeeping([this, bytes, numa_node, cancelled = std::move(cancelled), done = std::move(done)] {
+    Result<std::shared_ptr<Memfd>> memfd = Memfd::Create(bytes, numa_node, *cancelled);
+    PostMain([done, memfd] { done(memfd); });
+  });
+}
+
+void Daemon::AddSubgroup(SessionId session, SubgroupSpec spec, std::function<void()> done) {
+  loop_->Post([this, session, spec = std::move(spec), done = std::move(done)] {
+    loop_->AddSubgroup(session, spec);
+    PostMain(done);
+  });
+}
+
+void Daemon::SetStaging(SessionId session, std::byte* data, uint64_t bytes, std::function<void()> done) {
+  loop_->Post([this, session, data, bytes, done = std::move(done)] {
+    loop_->SetStaging(session, data, bytes);
+    PostMain(done);
+  });
+}
+
+void Daemon::SessionEnded(const SessionIdentity& identity) {
+  loop_->Post([this, id = identity.id] { loop_->EndSession(id); });
+}
+
+void Daemon::OnGone(SessionId session) {
+  auto it = storages_.find(session);
+  std::shared_ptr<Storage> storage = it == storages_.end() ? nullptr : it->second;
+  // Behind anything that housekeeping still does for this session.
+  PostHousekeeping([this, session, storage] {
+    if (storage && storage->store) {
+      Status removed = storage->store->Remove();
+      if (!removed.ok()) spdlog::warn("event=remove_failed session={} reason=\"{}\"", session, removed.message());
+    }
+    PostMain([this, session] {
+      storages_.erase(session);
+      sessions_->SessionGone(session);
+      MaybeFinish();
+    });
+  });
+}
+
+void Daemon::Dispose(std::shared_ptr<void> memory) {
+  PostHousekeeping([memory = std::move(memory)]() mutable { memory.reset(); });
+}
+
+// ---- Status ----
+
+const char* Daemon::StateName(const Snapshot& snapshot) const {
+  if (state_ == State::kStarting) return "starting";
+  if (state_ != State::kReady) return "draining";
+  for (const PathSnapshot& path : snapshot.paths) {
+    if (path.state != "healthy") return "degraded";
+  }
+  return "ready";
+}
+
+void Daemon::FillFixed(Snapshot* snapshot) const {
+  snapshot->version = DaemonVersion();
+  snapshot->node = config_.daemon.node;
+  snapshot->socket = socket_.path();
+  snapshot->pid = ::getpid();
+  snapshot->uptime_s = static_cast<double>(NowNs() - started_ns_) / kNsPerS;
+  snapshot->adam_target = ActiveTarget();
+  snapshot->adam_workers = workers_->workers();
+  snapshot->protocol_errors = sessions_->protocol_errors();
+  snapshot->arenas_bytes = sessions_->arenas_bytes();
+  snapshot->arenas_limit_bytes = arenas_limit_bytes_;
+  snapshot->pool.bytes = pool_->pool_bytes();
+  snapshot->pool.buffer_bytes = pool_->buffer_bytes();
+  snapshot->pool.locked = pool_->locked();
+  snapshot->pool.huge_pages = pool_->huge_pages();
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    PathSnapshot path;
+    path.name = paths_[i]->name();
+    path.directory = paths_[i]->directory();
+    path.direct_io = paths_[i]->direct_io();
+    path.engine = queues_[i]->engine();
+    path.registered_buffers = queues_[i]->registered_buffers();
+    snapshot->paths.push_back(std::move(path));
+  }
+}
+
+void Daemon::TakeSnapshot(std::function<void(Snapshot)> answer) {
+  auto snapshot = std::make_shared<Snapshot>();
+  FillFixed(snapshot.get());
+  loop_->Post([this, snapshot, answer = std::move(answer)] {
+    loop_->Fill(snapshot.get());
+    PostMain([this, snapshot, answer] {
+      for (SessionSnapshot& session : snapshot->sessions) {
+        const ClientConnection* connection = sessions_->Find(session.id);
+        if (connection != nullptr) session.arena_bytes = connection->arena_bytes();
+      }
+      snapshot->state = StateName(*snapshot);
+      answer(std::move(*snapshot));
+    });
+  });
+}
+
+}  // namespace mlpo

@@ -1,0 +1,111 @@
+// Daemon: wires the parts and lives in the main thread.
+//
+// Order of making: paths, pool, path queues, workers, data loop, sockets. Order of ending: sockets stop accepting; the
+// data loop finishes what was accepted; sessions end and their files go; sockets, data loop, queues, workers, pool,
+// paths.
+//
+// Threads: main (this; Asio), data (data_loop.h), one a path queue, the workers, one for housekeeping (whatever may
+// block on a file system or on memory). Main and housekeeping talk by posted functions.
+#pragma once
+
+#include <boost/asio/io_context.hpp>
+#include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/thread_pool.hpp>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/adam/worker_pool.h"
+#include "daemon/base/unix_socket.h"
+#include "daemon/config/config.h"
+#include "daemon/control/control_server.h"
+#include "daemon/data_loop.h"
+#include "daemon/io/buffer_pool.h"
+#include "daemon/io/extent_store.h"
+#include "daemon/io/path.h"
+#include "daemon/io/path_queue.h"
+#include "daemon/session/session_host.h"
+#include "daemon/session/session_server.h"
+
+namespace mlpo {
+
+class Daemon : public SessionHost {
+ public:
+  // `socket`: resolved. Errors say what could not be had and what to do; nothing is left behind.
+  static Result<std::unique_ptr<Daemon>> Create(Config config, const std::string& socket);
+  ~Daemon() override;
+
+  // Serves until a signal or a drain request has been carried out. Returns the exit code.
+  int Run();
+
+ private:
+  enum class State { kStarting, kReady, kDraining, kEnding };
+  // A session's storage: made by the first registration.
+  struct Storage {
+    std::unique_ptr<ExtentStore> store;  // housekeeping thread
+    uint64_t extents = 0;                // housekeeping thread: registered blocks
+  };
+
+  explicit Daemon(Config config) : config_(std::move(config)) {}
+  Status OpenPaths();
+  Status OpenPool();
+  Status StartQueues();
+  Status StartLoop();
+  Status OpenSockets(const std::string& socket);
+  Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks);
+
+  void WaitForSignal();
+  void BeginDrain(const char* why);
+  void StopFast();
+  void EndSessions();
+  void MaybeFinish();
+  void TakeSnapshot(std::function<void(Snapshot)> answer);
+  void FillFixed(Snapshot* snapshot) const;
+  const char* StateName(const Snapshot& snapshot) const;
+
+  // SessionHost
+  void SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas> areas) override;
+  void PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
+                      std::function<void(Status)> done) override;
+  void AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
+                     std::function<void(Result<std::shared_ptr<Memfd>>)> done) override;
+  void AddSubgroup(SessionId session, SubgroupSpec spec, std::function<void()> done) override;
+  void SetStaging(SessionId session, std::byte* data, uint64_t bytes, std::function<void()> done) override;
+  void SessionEnded(const SessionIdentity& identity) override;
+  void Dispose(std::shared_ptr<void> memory) override;
+  void OnGone(SessionId session);
+
+  template <class F>
+  void PostMain(F&& f);
+  template <class F>
+  void PostHousekeeping(F&& f);
+
+  const Config config_;
+  State state_ = State::kStarting;
+  int64_t started_ns_ = 0;
+  int exit_code_ = 0;
+
+  boost::asio::io_context io_;
+  boost::asio::thread_pool housekeeping_{1};
+  boost::asio::signal_set signals_{io_};
+  boost::asio::steady_timer drain_deadline_{io_};
+
+  std::vector<std::unique_ptr<Path>> paths_;
+  std::vector<double> shares_;
+  uint64_t arenas_limit_bytes_ = 0;
+  std::unique_ptr<BufferPool> pool_;
+  DoneJobs done_jobs_;
+  TransferResults transfers_;
+  std::unique_ptr<WorkerPool> workers_;
+  std::vector<std::unique_ptr<PathQueue>> queues_;
+  std::unique_ptr<DataLoop> loop_;
+  BoundSocket socket_;
+  std::unique_ptr<SessionServer> sessions_;
+  std::unique_ptr<ControlServer> control_;
+  std::map<SessionId, std::shared_ptr<Storage>> storages_;
+};
+
+}  // namespace mlpo

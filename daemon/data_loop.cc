@@ -1,0 +1,332 @@
+#include "daemon/data_loop.h"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "daemon/base/check.h"
+#include "daemon/base/clock.h"
+
+namespace mlpo {
+namespace {
+
+constexpr int64_t kSpinNs = 20'000;
+constexpr int64_t kTickNs = 100 * kNsPerMs;
+constexpr int kIdleSleepMs = 1000;
+constexpr int kBusySleepMs = 100;
+constexpr int kSubmissionsPerTurn = 64;  // of one session, so that none waits for another's
+
+void Relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+Failure Refusal(int status, std::string text) {
+  Failure failure;
+  failure.status = status;
+  failure.text = std::move(text);
+  return failure;
+}
+
+}  // namespace
+
+DataLoop::LoopSession::LoopSession(const SessionIdentity& i, std::shared_ptr<Areas> a)
+    : identity(i),
+      areas(std::move(a)),
+      reader(i.id, areas.get()),
+      writer(areas->entries(), areas->completions(), areas->errors(), areas->daemon_lines(), areas->client_lines()) {}
+
+DataLoop::DataLoop(Scheduler::Options options, Parts parts, Events events)
+    : parts_(std::move(parts)),
+      events_(std::move(events)),
+      scheduler_(std::move(options), this),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
+  CHECK(epoll_);
+  Watch(messages_.event_fd(), EPOLLIN);
+  Watch(parts_.transfers->event_fd(), EPOLLIN);
+  Watch(parts_.done_jobs->event_fd(), EPOLLIN);
+}
+
+DataLoop::~DataLoop() { CHECK(!thread_.joinable()); }
+
+void DataLoop::Watch(int fd, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
+}
+
+void DataLoop::Start() {
+  thread_ = std::thread([this] { Run(); });
+}
+
+void DataLoop::Stop() {
+  Post([this] { stopped_ = true; });
+  thread_.join();
+}
+
+void DataLoop::Post(std::function<void()> message) { messages_.Put(std::move(message)); }
+
+// ---- The loop ----
+
+void DataLoop::Run() {
+  SetThreadName("mlpo-data");
+  int64_t last_work_ns = NowNs();
+  while (!stopped_) {
+    const int64_t now_ns = NowNs();
+    if (Turn(now_ns)) {
+      last_work_ns = now_ns;
+    } else if (now_ns - last_work_ns < kSpinNs) {
+      Relax();
+    } else {
+      Sleep();
+    }
+  }
+}
+
+bool DataLoop::Turn(int64_t now_ns) {
+  bool worked = TakeQueues(now_ns);
+  for (auto& [id, session] : sessions_) worked |= ReadRing(*session, now_ns);
+  if (now_ns >= next_tick_ns_) {
+    next_tick_ns_ = now_ns + kTickNs;
+    if (!scheduler_.idle()) scheduler_.Tick(now_ns);
+  }
+  Publish();
+  if (draining_ && drained_ && !worked && scheduler_.idle()) std::exchange(drained_, nullptr)();
+  return worked;
+}
+
+bool DataLoop::TakeQueues(int64_t now_ns) {
+  if (parts_.transfers->Waits()) parts_.transfers->TakeAll(&taken_transfers_);
+  if (parts_.done_jobs->Waits()) parts_.done_jobs->TakeAll(&taken_jobs_);
+  if (messages_.Waits()) messages_.TakeAll(&taken_messages_);
+  const bool worked = !taken_transfers_.empty() || !taken_jobs_.empty() || !taken_messages_.empty();
+  for (const TransferResult& result : taken_transfers_) {
+    scheduler_.TransferDone(result, now_ns);
+  }
+  for (Job* job : taken_jobs_) {
+    const std::unique_ptr<SchedulerJob> done = std::move(jobs_.extract(job).mapped());
+    done->Finish(scheduler_, now_ns);
+  }
+  taken_transfers_.clear();
+  taken_jobs_.clear();
+  for (const std::function<void()>& message : taken_messages_) message();
+  taken_messages_.clear();
+  return worked;
+}
+
+bool DataLoop::ReadRing(LoopSession& session, int64_t now_ns) {
+  if (session.broken) return false;
+  int taken = 0;
+  Request request;
+  std::string reason;
+  for (; taken < kSubmissionsPerTurn; ++taken) {
+    const CompletionWriter::Room room = session.writer.MayAccept();
+    if (room == CompletionWriter::Room::kNo) break;
+    if (room == CompletionWriter::Room::kBroken) {
+      Break(session, "its completion index is impossible");
+      break;
+    }
+    const RingReader::Outcome outcome = session.reader.Next(&request, &reason);
+    if (outcome == RingReader::Outcome::kEmpty) break;
+    if (outcome == RingReader::Outcome::kBroken) {
+      Break(session, reason);
+      break;
+    }
+    Accept(session, request, now_ns);
+  }
+  if (taken == 0) return false;
+  session.submissions += taken;
+  session.reader.Release();
+  return true;
+}
+
+void DataLoop::Accept(LoopSession& session, const Request& request, int64_t now_ns) {
+  session.writer.Accepted();
+  if (!draining_) return scheduler_.Submit(request, now_ns);
+  Completion completion;
+  completion.session = request.session;
+  completion.user_data = request.submission.user_data;
+  completion.subgroup = request.submission.subgroup;
+  completion.failure = Refusal(-ESHUTDOWN, "the daemon is stopping");
+  Complete(completion);
+}
+
+void DataLoop::Break(LoopSession& session, std::string reason) {
+  session.broken = true;
+  events_.broken(session.identity.id, std::move(reason));
+}
+
+void DataLoop::Publish() {
+  for (LoopSession* session : to_publish_) session->writer.Publish();
+  to_publish_.clear();
+}
+
+// What a client that rings sees to; one whose completions nobody takes has to wait.
+bool DataLoop::RingHasWork(LoopSession& session) {
+  return !session.broken && session.reader.WaitsBeforeSleep() &&
+         session.writer.MayAccept() != CompletionWriter::Room::kNo;
+}
+
+void DataLoop::Sleep() {
+  bool work = false;
+  for (auto& [id, session] : sessions_) {
+    SharedWords::Store(&session->areas->daemon_lines()->doorbell_wanted, 1, std::memory_order_seq_cst);
+  }
+  for (auto& [id, session] : sessions_) work |= RingHasWork(*session);
+  if (!work) {
+    epoll_event events[64];
+    const bool busy = !scheduler_.idle() || draining_;
+    const int count = ::epoll_wait(epoll_.get(), events, 64, busy ? kBusySleepMs : kIdleSleepMs);
+    CHECK(count >= 0 || errno == EINTR);
+    if (count == 0) {
+      for (auto& [id, session] : sessions_) lost_wakeups_ += RingHasWork(*session);
+    }
+  }
+  for (auto& [id, session] : sessions_) {
+    SharedWords::Store(&session->areas->daemon_lines()->doorbell_wanted, 0, std::memory_order_relaxed);
+  }
+}
+
+// ---- Messages from main ----
+
+DataLoop::LoopSession* DataLoop::Find(SessionId session) {
+  if (last_found_ != nullptr && last_found_->identity.id == session) return last_found_;
+  auto it = sessions_.find(session);
+  if (it == sessions_.end()) return nullptr;
+  return last_found_ = it->second.get();
+}
+
+void DataLoop::AddSession(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
+  scheduler_.AddSession(identity.id);
+  auto session = std::make_unique<LoopSession>(identity, std::move(areas));
+  // Edge-triggered and never read: the client cannot make us block, and every write of it is seen.
+  Watch(session->areas->doorbell_fd(), EPOLLIN | EPOLLET);
+  if (draining_) session->writer.SetState(MLPO_SESSION_DRAINING);
+  sessions_[identity.id] = std::move(session);
+}
+
+void DataLoop::AddSubgroup(SessionId id, const SubgroupSpec& spec) {
+  scheduler_.AddSubgroup(id, spec);
+  if (LoopSession* session = Find(id)) session->reader.AddSubgroup(spec);
+}
+
+void DataLoop::SetStaging(SessionId id, std::byte* data, uint64_t bytes) {
+  LoopSession* session = Find(id);
+  if (session == nullptr) return;
+  staging_[id] = data;
+  session->reader.SetStagingBytes(bytes);
+}
+
+void DataLoop::EndSession(SessionId id) {
+  auto it = sessions_.find(id);
+  CHECK(it != sessions_.end());
+  CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->second->areas->doorbell_fd(), nullptr) == 0);
+  Publish();
+  last_found_ = nullptr;
+  sessions_.erase(it);
+  scheduler_.EndSession(id, NowNs());
+}
+
+void DataLoop::Drain(std::function<void()> drained) {
+  draining_ = true;
+  drained_ = std::move(drained);
+  for (auto& [id, session] : sessions_) session->writer.SetState(MLPO_SESSION_DRAINING);
+}
+
+void DataLoop::AnnounceEnd() {
+  for (auto& [id, session] : sessions_) session->writer.SetState(MLPO_SESSION_ENDED);
+}
+
+void DataLoop::Fill(Snapshot* snapshot) const {
+  const int64_t now_ns = NowNs();
+  snapshot->lost_wakeups = lost_wakeups_;
+  for (const auto& [id, session] : sessions_) {
+    SessionSnapshot entry;
+    entry.id = id;
+    entry.job = session->identity.job;
+    entry.rank = session->identity.rank;
+    entry.world_size = session->identity.world_size;
+    entry.pid = session->identity.pid;
+    entry.uid = session->identity.uid;
+    entry.generation = session->identity.generation;
+    entry.submissions = session->submissions;
+    scheduler_.Fill(id, &entry);
+    snapshot->sessions.push_back(std::move(entry));
+  }
+  std::sort(snapshot->sessions.begin(), snapshot->sessions.end(),
+            [](const SessionSnapshot& a, const SessionSnapshot& b) { return a.id < b.id; });
+  for (size_t i = 0; i < snapshot->paths.size(); ++i) {
+    scheduler_.Fill(static_cast<PathIndex>(i), &snapshot->paths[i], now_ns);
+  }
+  scheduler_.Fill(&snapshot->pool);
+}
+
+// ---- What the scheduler asks for ----
+
+void DataLoop::StartTransfer(const Transfer& transfer) { parts_.queues[transfer.path]->Submit(transfer); }
+
+void DataLoop::StartBlockWork(const Op& op, const Block& block) {
+  std::byte* buffer = parts_.pool->data(block.buffer);
+  std::unique_ptr<SchedulerJob> job;
+  if (op.kind() == MLPO_OP_UPDATE) {
+    job = std::make_unique<UpdateJob>(op, block, buffer);
+  } else {
+    job = std::make_unique<StateJob>(op, block, buffer, staging_.at(op.request.session));
+  }
+  Job* submitted = job.get();
+  jobs_[submitted] = std::move(job);
+  parts_.workers->Submit(submitted);
+}
+
+void DataLoop::StartStats(Op& op) {
+  auto job = std::make_unique<StatsJob>(&op);
+  Job* submitted = job.get();
+  jobs_[submitted] = std::move(job);
+  parts_.workers->Submit(submitted);
+}
+
+Failure DataLoop::CopySteps(const Op& op, std::vector<Tensor>& tensors) {
+  constexpr int64_t kMaxStep = int64_t{1} << 53;  // exact in FP64, which the bias correction is formed in
+  const mlpo_submission& submission = op.request.submission;
+  if (submission.count == 0) return {};
+  std::byte* staged = staging_.at(op.request.session) + submission.staging_offset;
+  std::vector<int64_t> steps(submission.count);
+  const size_t bytes = submission.count * sizeof(int64_t);
+  if (submission.op == MLPO_OP_READ_STATE) {
+    for (size_t i = 0; i < steps.size(); ++i) steps[i] = tensors[submission.first + i].step;
+    std::memcpy(staged, steps.data(), bytes);
+    return {};
+  }
+  std::memcpy(steps.data(), staged, bytes);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (steps[i] >= 0 && steps[i] < kMaxStep) continue;
+    Failure failure = Refusal(-EINVAL, "step " + std::to_string(steps[i]) + " of tensor '" +
+                                           tensors[submission.first + i].name + "' is negative or above 2^53");
+    failure.tensor = static_cast<uint32_t>(submission.first + i);
+    return failure;
+  }
+  for (size_t i = 0; i < steps.size(); ++i) tensors[submission.first + i].step = steps[i];
+  return {};
+}
+
+void DataLoop::PublishEpoch(const Subgroup& subgroup) {
+  auto* header = reinterpret_cast<mlpo_slot_header*>(subgroup.spec.header);
+  std::atomic_ref<uint64_t>(header->epoch).store(subgroup.epoch, std::memory_order_release);
+}
+
+void DataLoop::Complete(const Completion& completion) {
+  LoopSession* session = Find(completion.session);
+  if (session == nullptr) return;
+  session->writer.Write(completion);
+  if (std::find(to_publish_.begin(), to_publish_.end(), session) == to_publish_.end()) to_publish_.push_back(session);
+}
+
+void DataLoop::SessionGone(SessionId session) {
+  staging_.erase(session);
+  events_.gone(session);
+}
+
+}  // namespace mlpo

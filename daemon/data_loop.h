@@ -1,0 +1,126 @@
+// DataLoop: the data thread: reads every session's ring, drives the scheduler, and carries out what it asks for.
+//
+// A turn takes what has come (messages from main, ended transfers and jobs, submissions), shows completions, and goes
+// on while there is something. Then it spins for a moment, announces in every session that it sleeps, looks once more,
+// and waits in epoll for a doorbell or a queue. A time-out behind that is counted when it finds work: it never should.
+//
+// Threads: Post, Start and Stop from the main thread; everything else runs in the data thread, as messages.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "daemon/adam/worker_pool.h"
+#include "daemon/base/thread.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/block_jobs.h"
+#include "daemon/completion/completion_writer.h"
+#include "daemon/io/buffer_pool.h"
+#include "daemon/io/path_queue.h"
+#include "daemon/scheduler/scheduler.h"
+#include "daemon/session/areas.h"
+#include "daemon/session/ring_reader.h"
+#include "daemon/types/session_identity.h"
+
+namespace mlpo {
+
+class DataLoop : private SchedulerActions {
+ public:
+  // Borrowed for the loop's life.
+  struct Parts {
+    BufferPool* pool = nullptr;
+    WorkerPool* workers = nullptr;
+    DoneJobs* done_jobs = nullptr;
+    std::vector<PathQueue*> queues;
+    TransferResults* transfers = nullptr;
+  };
+  // Called in the data thread.
+  struct Events {
+    std::function<void(SessionId, std::string reason)> broken;  // it broke the protocol; its ring is not read any more
+    std::function<void(SessionId)> gone;                        // after EndSession: nothing of it is in use
+  };
+
+  DataLoop(Scheduler::Options options, Parts parts, Events events);
+  ~DataLoop() override;
+
+  void Start();
+  // Ends the thread after what was posted before. Nothing may be in flight.
+  void Stop();
+  void Post(std::function<void()> message);
+
+  // ---- In the data thread ----
+  void AddSession(const SessionIdentity& identity, std::shared_ptr<Areas> areas);
+  void SetFiles(SessionId session, std::vector<FileId> files) { scheduler_.SetFiles(session, std::move(files)); }
+  void AddSubgroup(SessionId session, const SubgroupSpec& spec);
+  void SetStaging(SessionId session, std::byte* data, uint64_t bytes);
+  void EndSession(SessionId session);
+  // New submissions are refused with ESHUTDOWN; `drained` is called once everything accepted is answered.
+  void Drain(std::function<void()> drained);
+  // Tells every client that no completion will follow.
+  void AnnounceEnd();
+  void Fill(Snapshot* snapshot) const;
+
+ private:
+  struct LoopSession {
+    LoopSession(const SessionIdentity& i, std::shared_ptr<Areas> a);
+    const SessionIdentity identity;
+    const std::shared_ptr<Areas> areas;
+    RingReader reader;
+    CompletionWriter writer;
+    std::byte* staging = nullptr;
+    uint64_t submissions = 0;
+    bool broken = false;
+  };
+
+  void Run();
+  bool Turn(int64_t now_ns);
+  bool TakeQueues(int64_t now_ns);
+  bool ReadRing(LoopSession& session, int64_t now_ns);
+  void Accept(LoopSession& session, const Request& request, int64_t now_ns);
+  void Break(LoopSession& session, std::string reason);
+  void Publish();
+  bool RingHasWork(LoopSession& session);
+  void Sleep();
+  void Watch(int fd, uint32_t events);
+  LoopSession* Find(SessionId session);
+
+  // SchedulerActions
+  void StartTransfer(const Transfer& transfer) override;
+  void StartBlockWork(const Op& op, const Block& block) override;
+  void StartStats(Op& op) override;
+  Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) override;
+  void PublishEpoch(const Subgroup& subgroup) override;
+  void Complete(const Completion& completion) override;
+  void SessionGone(SessionId session) override;
+
+  const Parts parts_;
+  const Events events_;
+  Scheduler scheduler_;
+  UniqueFd epoll_;
+  MessageQueue<std::function<void()>> messages_;
+  std::unordered_map<SessionId, std::unique_ptr<LoopSession>> sessions_;
+  std::unordered_map<SessionId, std::byte*> staging_;  // also of sessions that are ending
+  std::unordered_map<Job*, std::unique_ptr<SchedulerJob>> jobs_;
+  std::vector<LoopSession*> to_publish_;
+  LoopSession* last_found_ = nullptr;
+
+  // Taken in a turn; kept for their capacity.
+  std::vector<std::function<void()>> taken_messages_;
+  std::vector<TransferResult> taken_transfers_;
+  std::vector<Job*> taken_jobs_;
+
+  int64_t next_tick_ns_ = 0;
+  uint64_t lost_wakeups_ = 0;
+  bool draining_ = false;
+  std::function<void()> drained_;
+  bool stopped_ = false;
+  std::thread thread_;
+};
+
+}  // namespace mlpo

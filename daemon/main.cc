@@ -1,0 +1,84 @@
+// mlpo-daemon: reads its configuration, checks what it needs, serves, and says why if it cannot. Exit codes: sysexits.
+#include <utility>  // before Asio of Boost 1.74 in C++20
+
+#include <spdlog/spdlog.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+
+#include "daemon/base/log.h"
+#include "daemon/base/mapped_region.h"
+#include "daemon/config/load.h"
+#include "daemon/daemon.h"
+#include "daemon/io/path.h"
+
+namespace {
+
+using mlpo::Status;
+
+int ExitCode(const Status& status) {
+  switch (-status.code()) {
+    case EINVAL:
+    case ENOTSUP:
+    case ENOENT:
+    case ENOTDIR:
+      return EX_CONFIG;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return EX_NOPERM;
+    case EADDRINUSE:
+    case EBUSY:
+      return EX_UNAVAILABLE;
+    case ENOSPC:
+    case EDQUOT:
+    case EEXIST:
+      return EX_CANTCREAT;
+    case EIO:
+      return EX_IOERR;
+    default:
+      return EX_OSERR;
+  }
+}
+
+int Refuse(const Status& status) {
+  spdlog::error("event=start_failed reason=\"{}\"", status.message());
+  return ExitCode(status);
+}
+
+// Linux 5.10 or newer has what sessions are made of.
+Status CheckKernel() {
+  mlpo::UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!pidfd) return Status::Errno(errno, "pidfd_open (Linux 5.10 or newer is needed)");
+  mlpo::Result<mlpo::UniqueFd> memfd = mlpo::CreateSealedMemfd("mlpo-probe", 4096);
+  if (!memfd.ok()) return memfd.status();
+  return mlpo::SealFutureWrites(memfd->get());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const mlpo::Environment environment = mlpo::ReadEnvironment();
+  mlpo::LoadOutcome loaded = mlpo::LoadConfig(argc, argv, environment);
+  std::fputs(loaded.output.c_str(), stdout);
+  std::fputs(loaded.errors.c_str(), stderr);
+  if (!loaded.config) return loaded.exit_code;
+  mlpo::Config& config = *loaded.config;
+  mlpo::StartLogging(config.daemon.log_level);
+  ::signal(SIGPIPE, SIG_IGN);
+  ::umask(077);
+
+  Status status = CheckKernel();
+  if (status.ok()) status = mlpo::CheckDistinctPaths(config.paths);
+  if (!status.ok()) return Refuse(status);
+  mlpo::Result<std::string> socket = mlpo::ResolveSocket(config, environment);
+  if (!socket.ok()) return Refuse(socket.status());
+  mlpo::Result<std::unique_ptr<mlpo::Daemon>> daemon = mlpo::Daemon::Create(std::move(config), *socket);
+  if (!daemon.ok()) return Refuse(daemon.status());
+  return (*daemon)->Run();
+}
