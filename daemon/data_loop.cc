@@ -44,18 +44,18 @@ DataLoop::DataLoop(Scheduler::Options options, Parts parts, Events events)
       events_(std::move(events)),
       scheduler_(std::move(options), this),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  CHECK(epoll_);
+  MLPO_CHECK(epoll_);
   Watch(messages_.event_fd(), EPOLLIN);
   Watch(parts_.transfers->event_fd(), EPOLLIN);
   Watch(parts_.done_jobs->event_fd(), EPOLLIN);
 }
 
-DataLoop::~DataLoop() { CHECK(!thread_.joinable()); }
+DataLoop::~DataLoop() { MLPO_CHECK(!thread_.joinable()); }
 
 void DataLoop::Watch(int fd, uint32_t events) {
   epoll_event event = {};
   event.events = events;
-  CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
+  MLPO_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0);
 }
 
 void DataLoop::Start() {
@@ -180,7 +180,7 @@ void DataLoop::Sleep() {
     epoll_event events[64];
     const bool busy = !scheduler_.idle() || draining_;
     const int count = ::epoll_wait(epoll_.get(), events, 64, busy ? kBusySleepMs : kIdleSleepMs);
-    CHECK(count >= 0 || errno == EINTR);
+    MLPO_CHECK(count >= 0 || errno == EINTR);
     if (count == 0) {
       for (auto& [id, session] : sessions_) lost_wakeups_ += RingHasWork(*session);
     }
@@ -222,8 +222,8 @@ void DataLoop::SetStaging(SessionId id, std::byte* data, uint64_t bytes) {
 
 void DataLoop::EndSession(SessionId id) {
   auto it = sessions_.find(id);
-  CHECK(it != sessions_.end());
-  CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->second->areas->doorbell_fd(), nullptr) == 0);
+  MLPO_CHECK(it != sessions_.end());
+  MLPO_CHECK(::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, it->second->areas->doorbell_fd(), nullptr) == 0);
   Publish();
   last_found_ = nullptr;
   sessions_.erase(it);

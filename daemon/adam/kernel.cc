@@ -149,7 +149,7 @@ UpdateFunction Choose(const AdamRange& range, bool l2) {
 
 void Adam(const AdamScalars& scalars, const AdamRange& range) {
   const UpdateFunction update = Choose(range, scalars.l2);
-  CHECK(update != nullptr);
+  MLPO_CHECK(update != nullptr);
   update(scalars, range);
 }
 
@@ -210,7 +210,7 @@ void AddSquares(const void* grad, mlpo_dtype dtype, size_t position, size_t n, d
     case MLPO_BFLOAT16:
       return AddSquaresOf<MLPO_BFLOAT16>(grad, position, n, lane);
   }
-  CHECK(!"known dtype");
+  MLPO_CHECK(!"known dtype");
 }
 
 // ---- rounding alone
@@ -238,7 +238,7 @@ void RoundTo(mlpo_dtype dtype, const float* from, void* to, size_t n) {
     case MLPO_BFLOAT16:
       return RoundToType<MLPO_BFLOAT16>(from, to, n);
   }
-  CHECK(!"known dtype");
+  MLPO_CHECK(!"known dtype");
 }
 
 constexpr const char* TargetName() {

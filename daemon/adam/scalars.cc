@@ -6,8 +6,8 @@
 namespace mlpo {
 
 AdamScalars MakeScalars(const mlpo_hyper& hyper, int64_t step) {
-  CHECK(step >= 1);
-  CHECK(hyper.mode == MLPO_ADAMW || hyper.mode == MLPO_ADAM);
+  MLPO_CHECK(step >= 1);
+  MLPO_CHECK(hyper.mode == MLPO_ADAMW || hyper.mode == MLPO_ADAM);
   double bias_correction1 = 1;
   double bias_correction2 = 1;
   if (!(hyper.flags & MLPO_HYPER_NO_BIAS_CORRECTION)) {

@@ -46,9 +46,9 @@ class BlockSignals {
     sigset_t all;
     sigfillset(&all);
     for (const int own : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT}) sigdelset(&all, own);
-    CHECK(pthread_sigmask(SIG_SETMASK, &all, &before_) == 0);
+    MLPO_CHECK(pthread_sigmask(SIG_SETMASK, &all, &before_) == 0);
   }
-  ~BlockSignals() { CHECK(pthread_sigmask(SIG_SETMASK, &before_, nullptr) == 0); }
+  ~BlockSignals() { MLPO_CHECK(pthread_sigmask(SIG_SETMASK, &before_, nullptr) == 0); }
   BlockSignals(const BlockSignals&) = delete;
   BlockSignals& operator=(const BlockSignals&) = delete;
 
@@ -77,7 +77,7 @@ struct WorkerPool::Impl {
 
   void Append(Job* job) {
     const std::lock_guard lock(mutex);
-    CHECK(!stopping);
+    MLPO_CHECK(!stopping);
     job->next_job_ = nullptr;
     job->next_piece_ = 0;
     (first == nullptr ? first : last->next_job_) = job;
@@ -158,7 +158,7 @@ WorkerPool::WorkerPool(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 WorkerPool::~WorkerPool() { impl_->Stop(); }
 
 void WorkerPool::Submit(Job* job) {
-  CHECK(job->pieces >= 1);
+  MLPO_CHECK(job->pieces >= 1);
   job->ended_pieces_.store(0, std::memory_order_relaxed);  // the mutex hands it to the workers
   const uint32_t pieces = job->pieces;                     // it may end before we wake anybody
   impl_->Append(job);

@@ -1,8 +1,8 @@
-// CHECK: for our own bugs only. What a client or a disk does is never checked with it.
+// MLPO_CHECK: for our own bugs only. What a client or a disk does is never checked with it.
 #pragma once
 
 namespace mlpo {
 [[noreturn]] void CheckFailed(const char* file, int line, const char* what);
 }
 
-#define CHECK(condition) ((condition) ? static_cast<void>(0) : ::mlpo::CheckFailed(__FILE__, __LINE__, #condition))
+#define MLPO_CHECK(condition) ((condition) ? static_cast<void>(0) : ::mlpo::CheckFailed(__FILE__, __LINE__, #condition))

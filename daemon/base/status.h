@@ -38,17 +38,17 @@ class [[nodiscard]] Status {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                                 // NOLINT: implicit on purpose
-  Result(Status status) : status_(std::move(status)) { CHECK(!status_.ok()); }  // NOLINT: implicit on purpose
+  Result(T value) : value_(std::move(value)) {}                                      // NOLINT: implicit on purpose
+  Result(Status status) : status_(std::move(status)) { MLPO_CHECK(!status_.ok()); }  // NOLINT: implicit on purpose
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
   T& value() {
-    CHECK(ok());
+    MLPO_CHECK(ok());
     return *value_;
   }
   const T& value() const {
-    CHECK(ok());
+    MLPO_CHECK(ok());
     return *value_;
   }
   T& operator*() { return value(); }

@@ -24,7 +24,7 @@ void SetThreadName(const std::string& name);  // cut to 15 bytes
 template <class T>
 class MessageQueue {
  public:
-  MessageQueue() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { CHECK(event_); }
+  MessageQueue() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) { MLPO_CHECK(event_); }
 
   int event_fd() const { return event_.get(); }
   // Whether something waits, without a system call. May be late by one Put that is still going on.
@@ -40,7 +40,7 @@ class MessageQueue {
     }
     if (was_empty) {
       const uint64_t one = 1;
-      CHECK(::write(event_.get(), &one, sizeof one) == sizeof one);
+      MLPO_CHECK(::write(event_.get(), &one, sizeof one) == sizeof one);
     }
   }
 

@@ -43,7 +43,7 @@ CompletionWriter::Room CompletionWriter::MayAccept() {
 }
 
 void CompletionWriter::Write(const Completion& completion) {
-  CHECK(unanswered_ > 0);
+  MLPO_CHECK(unanswered_ > 0);
   --unanswered_;
   mlpo_completion entry = {};
   entry.user_data = completion.user_data;

@@ -171,7 +171,7 @@ std::string FormatDuration(int64_t seconds) {
 std::string FormatNumber(double value) {
   std::array<char, 64> text;
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
-  CHECK(error == std::errc());
+  MLPO_CHECK(error == std::errc());
   return std::string(text.data(), end);
 }
 

@@ -47,7 +47,7 @@ std::string Describe(const FileIdentity& identity) {
 }  // namespace
 
 HeaderPage MakeFileHeader(const FileIdentity& identity) {
-  CHECK(IsFolderName(identity.node) && IsFolderName(identity.owner.job));
+  MLPO_CHECK(IsFolderName(identity.node) && IsFolderName(identity.owner.job));
   FileHeaderPage page{};
   std::memcpy(page.magic, kMagic, sizeof kMagic);
   page.format_version = kFormatVersion;

@@ -10,6 +10,7 @@
 #include <limits>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "daemon/base/log.h"
 #include "daemon/io/byte_text.h"
@@ -28,7 +29,7 @@ constexpr uint64_t kAllocateBytes = uint64_t{16} << 30;
 constexpr uint64_t kNoCapacity = std::numeric_limits<uint64_t>::max();
 
 struct StateFile {
-  UniqueFd fd;
+  std::shared_ptr<const UniqueFd> fd;  // shared with AvailableBytes while it asks; the last one closes it
   FileOwner owner;
   uint64_t reserved_bytes = 0;
   bool allocated = true;  // false: the file system has no fallocate; what is not written yet is only promised
@@ -37,7 +38,7 @@ struct StateFile {
 // Bytes that are promised to a file but not on storage yet.
 uint64_t PromisedBytes(const StateFile& file) {
   struct stat st;
-  if (file.allocated || ::fstat(file.fd.get(), &st) != 0) return 0;
+  if (::fstat(file.fd->get(), &st) != 0) return file.reserved_bytes;
   const uint64_t stored = static_cast<uint64_t>(st.st_blocks) * 512;
   return file.reserved_bytes - std::min(file.reserved_bytes, stored);
 }
@@ -55,16 +56,24 @@ struct Path::Impl {
   FileId next_file = 1;
   uint64_t reserved_bytes = 0;  // of all files
 
-  // Free bytes of the file system for new extents, less what is only promised. mutex held.
+  // Free bytes of the file system for new extents, less what is only promised. The file system may be slow to answer:
+  // the mutex, which transfers need, is not held over it.
   Result<uint64_t> FreeOnFileSystem() const {
+    std::vector<StateFile> promised;
+    {
+      std::lock_guard guard(mutex);
+      for (const auto& [id, file] : files)
+        if (!file.allocated) promised.push_back(file);
+    }
     struct statvfs fs;
     if (::fstatvfs(node_fd.get(), &fs) != 0) return PathError(errno, "asking for free space of", shown);
     uint64_t free_bytes = static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
-    for (const auto& [id, file] : files) free_bytes -= std::min(free_bytes, PromisedBytes(file));
+    for (const StateFile& file : promised) free_bytes -= std::min(free_bytes, PromisedBytes(file));
     return free_bytes;
   }
   uint64_t LeftOfCapacity(uint64_t capacity_bytes) const {
     if (capacity_bytes == 0) return kNoCapacity;
+    std::lock_guard guard(mutex);
     return capacity_bytes - std::min(capacity_bytes, reserved_bytes);
   }
   std::string FileName(const FileOwner& owner) const {
@@ -182,7 +191,6 @@ Path::~Path() {
 }
 
 uint64_t Path::AvailableBytes() const {
-  std::lock_guard lock(impl_->mutex);
   const Result<uint64_t> free_bytes = impl_->FreeOnFileSystem();
   if (!free_bytes.ok()) {  // asked often, by policy: no space until the file system answers again
     spdlog::debug("event=free_space_unknown path={} error=\"{}\"", name_, free_bytes.status().message());
@@ -205,7 +213,7 @@ Result<FileId> Path::CreateFile(const FileOwner& owner) {
     return fd.status();
   }
   StateFile file;
-  file.fd = std::move(*fd);
+  file.fd = std::make_shared<const UniqueFd>(std::move(*fd));
   file.owner = owner;
   std::lock_guard lock(impl_->mutex);
   const FileId id = impl_->next_file++;
@@ -216,18 +224,18 @@ Result<FileId> Path::CreateFile(const FileOwner& owner) {
 Status Path::Reserve(FileId id, uint64_t bytes) {
   // Only this thread makes and removes files, so the descriptor stays; the lock is not held over a slow fallocate.
   int fd = -1;
-  uint64_t from = 0, available = 0;
+  uint64_t from = 0;
   {
     std::lock_guard lock(impl_->mutex);
     const auto found = impl_->files.find(id);
     if (found == impl_->files.end()) return Status(-EBADF, "no file " + std::to_string(id) + " on path " + name_);
     if (bytes <= found->second.reserved_bytes) return Status();
-    fd = found->second.fd.get();
+    fd = found->second.fd->get();
     from = found->second.reserved_bytes;
-    const Result<uint64_t> free_bytes = impl_->FreeOnFileSystem();
-    if (!free_bytes.ok()) return free_bytes.status();
-    available = std::min(free_bytes.value(), impl_->LeftOfCapacity(config_.capacity_bytes));
   }
+  const Result<uint64_t> free_bytes = impl_->FreeOnFileSystem();
+  if (!free_bytes.ok()) return free_bytes.status();
+  const uint64_t available = std::min(free_bytes.value(), impl_->LeftOfCapacity(config_.capacity_bytes));
   const auto no_space = [&](int error, uint64_t have) {
     return Status(-error,
                   "path " + name_ + " (" + directory_ + ") cannot give " + ByteText(bytes - from) + " more; " +
@@ -286,7 +294,7 @@ Status Path::RemoveFile(FileId id) {
 int Path::descriptor(FileId id) const {
   std::lock_guard lock(impl_->mutex);
   const auto found = impl_->files.find(id);
-  return found == impl_->files.end() ? -1 : found->second.fd.get();
+  return found == impl_->files.end() ? -1 : found->second.fd->get();
 }
 
 }  // namespace mlpo

@@ -16,7 +16,7 @@ constexpr int64_t kLongestPauseNs = 100 * kNsPerMs;
 }  // namespace
 
 PieceTable::PieceTable(Options options) : options_(std::move(options)), log_limit_(kNsPerS) {
-  CHECK(options_.depth > 0 && options_.piece_bytes > 0 && options_.piece_bytes % MLPO_ALIGN == 0);
+  MLPO_CHECK(options_.depth > 0 && options_.piece_bytes > 0 && options_.piece_bytes % MLPO_ALIGN == 0);
   slots_.resize(options_.depth);
   free_slots_.reserve(options_.depth);
   for (uint32_t i = options_.depth; i > 0; --i) free_slots_.push_back(i - 1);
@@ -34,7 +34,7 @@ uint32_t PieceTable::TakeActive() {
 }
 
 std::optional<TransferResult> PieceTable::Add(const Transfer& transfer, int fd, std::byte* data, int64_t now_ns) {
-  CHECK(transfer.offset % MLPO_ALIGN == 0 && transfer.bytes % MLPO_ALIGN == 0);
+  MLPO_CHECK(transfer.offset % MLPO_ALIGN == 0 && transfer.bytes % MLPO_ALIGN == 0);
   if (fd < 0 || transfer.bytes == 0)
     return TransferResult{transfer.id, options_.path, fd < 0 ? EBADF : 0, 0, now_ns, now_ns};
   const uint32_t index = TakeActive();

@@ -52,7 +52,8 @@ ThreadQueue::~ThreadQueue() {
 }
 
 void ThreadQueue::Submit(const Transfer& transfer) {
-  CHECK(transfer.buffer < pool_->count() && transfer.bytes <= pool_->buffer_bytes());
+  MLPO_CHECK(transfer.buffer < pool_->count() && transfer.bytes <= pool_->buffer_bytes());
+  MLPO_CHECK(transfer.offset >= Path::kFileHeaderBytes);
   std::optional<TransferResult> ended;
   {
     std::lock_guard lock(mutex_);

@@ -1,15 +1,13 @@
 #include "daemon/io/uring_queue.h"
 
 #include <poll.h>
-#include <sys/utsname.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+#include <ctime>
 #include <system_error>
 
 #include "daemon/base/clock.h"
-#include "daemon/io/byte_text.h"
 #include "daemon/io/io_faults.h"
 #include "daemon/io/memory_lock.h"
 #include "proto/abi.h"
@@ -73,7 +71,8 @@ UringQueue::~UringQueue() {
 }
 
 void UringQueue::Submit(const Transfer& transfer) {
-  CHECK(transfer.buffer < pool_->count() && transfer.bytes <= pool_->buffer_bytes());
+  MLPO_CHECK(transfer.buffer < pool_->count() && transfer.bytes <= pool_->buffer_bytes());
+  MLPO_CHECK(transfer.offset >= Path::kFileHeaderBytes);
   inbox_.Put(transfer);
 }
 
@@ -96,6 +95,7 @@ Status UringQueue::MakeRing() {
     error = -::io_uring_queue_init(options_.depth + 1, &ring_, mode);  // + 1: the poll of the inbox
     if (error == 0) {
       ring_made_ = true;
+      BoundWorkers();
       return Status();
     }
     if (error == EINVAL && mode != 0) error = 0;  // step down
@@ -103,12 +103,19 @@ Status UringQueue::MakeRing() {
   return Status::Errno(error, "io_uring_setup");
 }
 
+// Buffered writes run in kernel threads that take a core each; without a bound as many as four times the cores.
+void UringQueue::BoundWorkers() {
+  unsigned workers[2] = {std::clamp(options_.depth / 4, 2u, 8u), 0};  // for files; 0: the others as they are
+  const int rc = ::io_uring_register_iowq_max_workers(&ring_, workers);
+  if (rc < 0) spdlog::debug("event=io_workers_not_bounded path={} errno={}", path_->name(), -rc);  // before Linux 5.15
+}
+
 // A seccomp filter may let the ring be made and refuse to enter it.
 Status UringQueue::TryRing() {
   int error = FaultAt("io_uring_enter");
   if (error == 0) {
     io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
-    CHECK(sqe != nullptr);
+    MLPO_CHECK(sqe != nullptr);
     ::io_uring_prep_nop(sqe);
     ::io_uring_sqe_set_data64(sqe, kInboxToken);
     int rc;
@@ -204,7 +211,7 @@ void UringQueue::IssuePieces() {
 
 void UringQueue::Prepare(const PieceTable::Operation& operation) {
   io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
-  CHECK(sqe != nullptr);
+  MLPO_CHECK(sqe != nullptr);
   const size_t asked = options_.faults == nullptr
                            ? operation.bytes
                            : options_.faults->RequestBytes(operation.direction, operation.offset, operation.bytes);

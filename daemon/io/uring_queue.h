@@ -36,6 +36,7 @@ class UringQueue : public PathQueue {
   void Run(std::promise<Status> started);
   Status SetUp();
   Status MakeRing();
+  void BoundWorkers();
   Status TryRing();
   Status RegisterPool();
   int FaultAt(const char* call) const;

@@ -16,7 +16,7 @@ uint32_t Scheduler::BlockCount(uint64_t numel, uint64_t block_elements) {
 
 Scheduler::Scheduler(Options options, SchedulerActions* actions)
     : options_(std::move(options)), actions_(actions), shares_(PathShares(options_.paths)) {
-  CHECK(options_.buffers > 0 && !options_.paths.empty());
+  MLPO_CHECK(options_.buffers > 0 && !options_.paths.empty());
   for (const PathParameters& parameters : options_.paths) {
     PathState path;
     path.parameters = parameters;
@@ -55,7 +55,7 @@ const Subgroup* Scheduler::FindSubgroup(SessionId session, SubgroupId subgroup) 
 }
 
 void Scheduler::AddSession(SessionId id) {
-  CHECK(Find(id) == nullptr);
+  MLPO_CHECK(Find(id) == nullptr);
   auto session = std::make_unique<Session>();
   session->id = id;
   session->extents.resize(paths_.size());
@@ -65,13 +65,13 @@ void Scheduler::AddSession(SessionId id) {
 
 void Scheduler::SetFiles(SessionId id, std::vector<FileId> files) {
   Session* session = Find(id);
-  CHECK(session != nullptr && files.size() == paths_.size());
+  MLPO_CHECK(session != nullptr && files.size() == paths_.size());
   session->files = std::move(files);
 }
 
 void Scheduler::AddSubgroup(SessionId id, SubgroupSpec spec) {
   Session* session = Find(id);
-  CHECK(session != nullptr && session->files.size() == paths_.size());
+  MLPO_CHECK(session != nullptr && session->files.size() == paths_.size());
   auto subgroup = std::make_unique<Subgroup>(session, std::move(spec));
   const uint64_t numel = subgroup->spec.numel;
   const uint32_t blocks = BlockCount(numel, options_.block_elements);

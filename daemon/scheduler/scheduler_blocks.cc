@@ -24,7 +24,7 @@ void Scheduler::WantBlock(Op& op, Block& block) {
     case BlockState::kFlushing:
       break;  // WriteDone goes on
     case BlockState::kWorking:
-      CHECK(false);  // operations of a subgroup run one at a time
+      MLPO_CHECK(false);  // operations of a subgroup run one at a time
   }
 }
 
@@ -80,7 +80,7 @@ void Scheduler::StartWork(Block& block) {
 void Scheduler::BlockWorkDone(SessionId id, SubgroupId handle, uint32_t index, int64_t now_ns) {
   now_ns_ = now_ns;
   Session* session = Find(id);
-  CHECK(session != nullptr);
+  MLPO_CHECK(session != nullptr);
   Block& block = session->subgroups.at(handle)->blocks[index];
   Op& op = *block.want;
   --working_;

@@ -261,7 +261,7 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
 void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   now_ns_ = now_ns;
   auto it = transfers_.find(result.id);
-  CHECK(it != transfers_.end());
+  MLPO_CHECK(it != transfers_.end());
   const InFlight in_flight = it->second;
   transfers_.erase(it);
   if (in_flight.transfer.direction == Direction::kRead) {

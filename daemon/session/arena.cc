@@ -69,7 +69,7 @@ void Arena::Add(std::shared_ptr<Memfd> memfd) {
 }
 
 std::byte* Arena::Take(const Place& place, uint64_t bytes) {
-  CHECK(place.memfd + 1 == memfds_.size() && place.offset == used_bytes_);
+  MLPO_CHECK(place.memfd + 1 == memfds_.size() && place.offset == used_bytes_);
   used_bytes_ += RoundUp(bytes, MLPO_ALIGN);
   return memfds_.back()->data() + place.offset;
 }

@@ -22,7 +22,7 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 SessionServer::SessionServer(boost::asio::io_context& io, UniqueFd listener, Options options, SessionHost* host)
     : io_(io), listener_(io, listener.release()), options_(std::move(options)), host_(host) {
-  CHECK(::getrandom(boot_id_.data(), boot_id_.size(), 0) == static_cast<ssize_t>(boot_id_.size()));
+  MLPO_CHECK(::getrandom(boot_id_.data(), boot_id_.size(), 0) == static_cast<ssize_t>(boot_id_.size()));
 }
 
 void SessionServer::Start() { Accept(); }
@@ -120,7 +120,7 @@ void SessionServer::OnEnd(ClientConnection& connection, bool was_running) {
 
 void SessionServer::SessionGone(SessionId session) {
   const std::shared_ptr<ClientConnection> gone = connections_.at(session);
-  CHECK(gone->ended());
+  MLPO_CHECK(gone->ended());
   GiveArenaBytes(gone->arena_bytes());
   connections_.erase(session);
   host_->Dispose(gone->TakeMemory());
