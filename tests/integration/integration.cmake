@@ -1,0 +1,7 @@
+add_library(mlpo_daemon_process STATIC support/daemon_process.cc)
+target_include_directories(mlpo_daemon_process PUBLIC ${PROJECT_SOURCE_DIR})
+target_compile_definitions(mlpo_daemon_process PRIVATE MLPO_TEST_DAEMON="$<TARGET_FILE:mlpo-daemon>")
+add_dependencies(mlpo_daemon_process mlpo-daemon)
+
+mlpo_test(training_test LIBS mlpo_daemon_process mlpo_client_static mlpo_adam
+  SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/integration/training_test.cc)

@@ -1,0 +1,61 @@
+// A client trains through a real daemon: every bit is the reference's, in whatever configuration.
+#include <csignal>
+#include <cstring>
+#include <memory>
+
+#include "tests/support/catch.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/reference_trainer.h"
+
+using namespace mlpo::test;
+using mlpo::Client;
+
+namespace {
+
+// Several subgroups, larger together than any pool used here but the largest; odd sizes; all kinds of types.
+void TrainAndCompare(const DaemonProcess::Options& options, int steps) {
+  DaemonProcess daemon(options);
+  Client client = Connect(daemon.socket());
+  std::vector<std::unique_ptr<ReferenceTrainer>> trainers;
+  const TrainerOptions kinds[] = {
+      {"bf16", 50'001, MLPO_BFLOAT16, MLPO_BFLOAT16, 1}, {"fp16", 8'192, MLPO_FLOAT16, MLPO_FLOAT16, 2},
+      {"fp32", 12'289, MLPO_FLOAT32, MLPO_FLOAT32, 3},   {"mixed", 4'097, MLPO_BFLOAT16, MLPO_FLOAT32, 4},
+      {"three", 3, MLPO_BFLOAT16, MLPO_BFLOAT16, 5},     {"one", 1, MLPO_FLOAT32, MLPO_BFLOAT16, 6},
+      {"none", 0, MLPO_BFLOAT16, MLPO_BFLOAT16, 7},
+  };
+  for (const TrainerOptions& kind : kinds) trainers.push_back(std::make_unique<ReferenceTrainer>(client, kind));
+  for (int step = 0; step < steps; ++step) {
+    for (auto& trainer : trainers) trainer->WriteGradient();
+    for (auto& trainer : trainers) trainer->subgroup().SubmitGrad().Wait();
+    std::vector<mlpo::Request> updates;
+    for (auto& trainer : trainers) updates.push_back(trainer->SubmitUpdate());
+    for (mlpo::Request& update : updates) update.Wait();
+    for (auto& trainer : trainers) trainer->StepReference();
+  }
+  for (auto& trainer : trainers) CHECK(trainer->Difference() == "");
+  client = Connect(daemon.socket(), "other");  // ends the first session
+  CHECK(daemon.ScratchGone());
+}
+
+}  // namespace
+
+TEST_CASE("Training.AllInHostMemory") { TrainAndCompare({.paths = 1, .memory = "16MiB"}, 4); }
+TEST_CASE("Training.OnePathPoolOfThreeBuffers") { TrainAndCompare({.paths = 1, .memory = "147456"}, 4); }
+TEST_CASE("Training.TwoPathsPoolOfThreeBuffers") { TrainAndCompare({.paths = 2, .memory = "147456"}, 4); }
+TEST_CASE("Training.ThreePathsSmallPool") { TrainAndCompare({.paths = 3, .memory = "512KiB"}, 4); }
+TEST_CASE("Training.ThreadEngine") { TrainAndCompare({.paths = 2, .memory = "256KiB", .engine = "threads"}, 4); }
+TEST_CASE("Training.ScalarKernel") {
+  TrainAndCompare({.paths = 2, .memory = "256KiB", .environment = {"MLPO_ADAM__TARGET=scalar"}}, 4);
+}
+TEST_CASE("Training.LargeBlocks") { TrainAndCompare({.paths = 2, .memory = "8MiB", .block = "65536"}, 4); }
+
+TEST_CASE("Training.DrainsOnSigtermAndExitsWith0") {
+  DaemonProcess daemon;
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {});
+  trainer.Step();
+  daemon.Signal(SIGTERM);
+  CHECK(daemon.WaitForEnd() == 0);
+  CHECK(daemon.ScratchFiles().empty());
+  CHECK_THROWS_AS(client.SubmitNop().Wait(), mlpo::Error);
+}

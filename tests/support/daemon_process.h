@@ -1,0 +1,55 @@
+// DaemonProcess: a real mlpo-daemon of a test's own: its socket, its paths in a temporary folder, its log.
+//
+// The program is $MLPO_DAEMON, else the one in the build tree of this test. Killed and cleaned up at the end of its
+// life.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+namespace mlpo::test {
+
+class DaemonProcess {
+ public:
+  struct Options {
+    int paths = 2;
+    std::string memory = "16MiB";
+    std::string block = "4096";                 // elements
+    std::string engine = "auto";                // of all paths
+    std::vector<std::string> environment = {};  // more "NAME=value"
+    std::vector<std::string> arguments = {};    // more flags
+    bool wait_ready = true;
+  };
+  DaemonProcess() : DaemonProcess(Options{}) {}
+  explicit DaemonProcess(Options options);
+  ~DaemonProcess();
+  DaemonProcess(const DaemonProcess&) = delete;
+  DaemonProcess& operator=(const DaemonProcess&) = delete;
+
+  void Start();  // again, after it ended; waits until it is ready
+  pid_t pid() const { return pid_; }
+  std::string socket() const { return folder_ + "/mlpo.sock"; }
+  std::string path(int i) const { return folder_ + "/path" + std::to_string(i); }
+  const std::string& folder() const { return folder_; }
+  std::string log() const;
+  void Signal(int signal);
+  // Its exit code, or 128 + signal; fails the test if it does not end within `seconds`.
+  int WaitForEnd(int seconds = 30);
+  bool running();
+  int OpenDescriptors() const;
+  uint64_t ResidentBytes() const;
+  // Regular files below the paths, but for the daemon's own lock files.
+  std::vector<std::string> ScratchFiles() const;
+  // Polls until there are no scratch files, and says whether that came within `seconds`.
+  bool ScratchGone(int seconds = 10) const;
+
+ private:
+  Options options_;
+  std::string folder_;
+  pid_t pid_ = -1;
+  int starts_ = 0;
+};
+
+}  // namespace mlpo::test
