@@ -62,6 +62,7 @@ int RingEnd::WaitUntilEnded(mlpo_request* request, Deadline deadline) {
 int RingEnd::WaitForPlaces(uint32_t count, Deadline deadline) {
   for (;;) {
     int code = WaitFor([this, count] { return free_count_ >= count; }, deadline);
+    if (code == 0) code = CheckOpen();  // after the end the areas may be unmapped
     if (code == 0) {
       const int64_t places = producer_.Free();
       if (places >= static_cast<int64_t>(count)) return CheckOpen();
