@@ -1,14 +1,11 @@
 #include "daemon/io/buffer_pool.h"
 
-#include <poll.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <optional>
@@ -16,6 +13,7 @@
 
 #include "daemon/io/mount_info.h"
 #include "tests/support/catch.h"
+#include "tests/unit/io_child.h"
 #include "tests/unit/io_scratch.h"
 
 namespace mlpo::test {
@@ -116,36 +114,6 @@ TEST_CASE("BufferPool.PiecesHoldWholeBuffersAndAtMostOneGib") {
     REQUIRE(p.data(i) >= start);
     REQUIRE(p.data(i) + p.buffer_bytes() <= start + piece.iov_len);
   }
-}
-
-// What a child process found; it ends without running what it inherited.
-struct ChildReport {
-  bool killed = false;
-  std::string text;
-};
-template <class Body>
-ChildReport InChild(Body body) {
-  int pipe_fds[2];
-  REQUIRE(::pipe(pipe_fds) == 0);
-  const pid_t child = ::fork();
-  REQUIRE(child >= 0);
-  if (child == 0) {
-    const std::string text = body();
-    (void)!::write(pipe_fds[1], text.data(), text.size());
-    ::_exit(0);
-  }
-  ::close(pipe_fds[1]);
-  ChildReport report;
-  pollfd event{pipe_fds[0], POLLIN, 0};
-  if (::poll(&event, 1, 60'000) != 1) ::kill(child, SIGKILL);
-  char chunk[512];
-  for (ssize_t got; (got = ::read(pipe_fds[0], chunk, sizeof chunk)) > 0;)
-    report.text.append(chunk, static_cast<size_t>(got));
-  ::close(pipe_fds[0]);
-  int status = 0;
-  REQUIRE(::waitpid(child, &status, 0) == child);
-  report.killed = WIFSIGNALED(status);
-  return report;
 }
 
 std::string CreateAndTell(const BufferPool::Options& options) {

@@ -8,6 +8,7 @@
 
 #include "daemon/io/io_faults.h"
 #include "daemon/io/memory_lock.h"
+#include "tests/unit/io_child.h"
 #include "tests/unit/io_queue_fixture.h"
 #include "tests/unit/io_scratch.h"
 
@@ -226,6 +227,39 @@ TEST_CASE("C33_AnyErrnoFromIoUringLeadsToThreads") {
   REQUIRE_FALSE(refused.ok());
   CHECK(refused.status().code() == -faults.error);
   CHECK(refused.status().message().find(faults.call) != std::string::npos);
+}
+
+TEST_CASE("PathQueue.RegistersThePoolWhereNoLimitBinds") {
+  if (MemoryLockLimit()) {
+    WARN("skipped: RLIMIT_MEMLOCK binds this process");
+    return;
+  }
+  ScratchFolder folder;
+  QueueFixture io(With(folder, "io_uring", nullptr));
+  CHECK(io.queue->registered_buffers());
+}
+
+TEST_CASE("PathQueue.WorksUnregisteredWhereTheLimitIsTooSmall") {
+  if (::geteuid() != 0) {
+    WARN("skipped: needs root to become somebody whom RLIMIT_MEMLOCK binds");
+    return;
+  }
+  ScratchFolder folder;
+  REQUIRE(::chown(folder.path().c_str(), 65534, 65534) == 0);
+  const ChildReport report = InChild([&]() -> std::string {
+    const rlimit limit{64 << 10, 64 << 10};
+    if (::setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || ::setresuid(65534, 65534, 65534) != 0) return "cannot lower rights";
+    QueueFixture::Setup setup = With(folder, "auto", nullptr);
+    setup.buffer_bytes = 1 << 20;
+    QueueFixture io(setup);
+    FillPattern(io.pool->data(0), kBytes, 1, kOffset);
+    const bool moved = io.Do(Direction::kWrite, 0, kOffset, kBytes).error == 0 &&
+                       io.Do(Direction::kRead, 1, kOffset, kBytes).error == 0 &&
+                       HasPattern(io.pool->data(1), kBytes, 1, kOffset);
+    return std::string(io.queue->engine()) + (io.queue->registered_buffers() ? " registered" : " unregistered") +
+           (moved ? " right" : " wrong");
+  });
+  CHECK(report.text == "io_uring unregistered right");
 }
 
 // The kernel's own refusal to grow a file: EFBIG arrives as such, and the queue goes on when the limit is raised.

@@ -4,6 +4,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -139,6 +142,42 @@ TEST_CASE("Path.NoSpaceIsRefusedWithTheFiguresAndTakesNothing") {
   REQUIRE(::statvfs(point.path().c_str(), &after) == 0);
   CHECK(after.f_bavail == before.f_bavail);
   CHECK(path->Reserve(*file, 4 << 20).ok());
+}
+
+// ext2 has no fallocate: what is promised counts as used until it is written, and then only once.
+TEST_CASE("Path.WithoutFallocateSpaceIsPromisedOnce") {
+  LoopFileSystem loop("ext2", 512, 64);
+  if (!loop.ok()) {
+    WARN("skipped: " << loop.reason());
+    return;
+  }
+  std::unique_ptr<Path> path = OpenPath(loop.point());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  const int fd = path->descriptor(*file);
+  if (::fallocate(fd, FALLOC_FL_KEEP_SIZE, 4096, 4096) == 0 || errno != EOPNOTSUPP) {
+    WARN("skipped: this ext2 has fallocate");
+    return;
+  }
+  constexpr uint64_t kPromised = 16 << 20;
+  const uint64_t free_before = path->AvailableBytes();
+  REQUIRE(free_before > 2 * kPromised);
+  REQUIRE(path->Reserve(*file, kPromised).ok());
+  struct stat st {};
+  REQUIRE(::fstat(fd, &st) == 0);
+  CHECK(st.st_size == 4096 + static_cast<off_t>(kPromised));
+  CHECK(st.st_blocks * 512 < (1 << 20));
+  const auto near = [](uint64_t a, uint64_t b) { return std::max(a, b) - std::min(a, b) < (1 << 20); };
+  CHECK(near(path->AvailableBytes(), free_before - kPromised));
+  Result<FileId> other = path->CreateFile({1000, "job", 4, 7});
+  REQUIRE(other.ok());
+  CHECK(path->Reserve(*other, free_before - kPromised / 2).code() == -ENOSPC);
+  const std::unique_ptr<std::byte[], void (*)(void*)> page(static_cast<std::byte*>(std::aligned_alloc(4096, 1 << 20)),
+                                                           std::free);
+  std::memset(page.get(), 1, 1 << 20);
+  for (int i = 0; i < 8; ++i) REQUIRE(::pwrite(fd, page.get(), 1 << 20, 4096 + (i << 20)) == 1 << 20);
+  REQUIRE(::fsync(fd) == 0);
+  CHECK(near(path->AvailableBytes(), free_before - kPromised));  // written: used, no longer promised
 }
 
 TEST_CASE("Path.RemoveFileLeavesNothingAndNumbersAreNotReused") {
