@@ -1,0 +1,100 @@
+// mlpo-ctl: what a daemon is doing, and what it should do. Exit codes: exit_code.h.
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "client/ctl/exit_code.h"
+#include "client/ctl/run.h"
+#include "client/ctl/show.h"
+#include "mlpo/client.h"
+
+namespace {
+
+using namespace mlpo::ctl;
+
+constexpr const char* kRunHelp =
+    "Starts a private daemon, runs CMD with MLPO_SOCKET (and MLPO_JOB, unless it is set), drains the daemon\n"
+    "and passes on CMD's exit code.\n"
+    "Usage: mlpo-ctl run [OPTIONS] [DAEMON FLAGS] -- CMD [ARGUMENTS]\n\n"
+    "Options:\n"
+    "  --json               one object about the run on stdout; CMD's stdout goes to stderr\n"
+    "  --ready-timeout S    how long the daemon may take to start (300)\n"
+    "  --stop-timeout S     how long it may take to drain (900)\n"
+    "  other flags          are the daemon's: --path DIR, --memory SIZE, --config FILE; see mlpo-daemon --help\n";
+
+int WrongUsage(const std::string& problem) {
+  std::fprintf(stderr, "mlpo-ctl: %s\n", problem.c_str());
+  return kUsage;
+}
+
+int RunFromArguments(const std::vector<std::string>& arguments) {
+  if (!arguments.empty() && (arguments[0] == "--help" || arguments[0] == "-h")) {
+    std::fputs(kRunHelp, stdout);
+    return kFine;
+  }
+  RunOptions options;
+  std::string problem;
+  if (!ParseRun(arguments, &options, &problem)) return WrongUsage(problem);
+  return Run(options);
+}
+
+int Main(int argc, char** argv) {
+  // The daemon's flags are for the daemon to parse.
+  if (argc >= 2 && std::string(argv[1]) == "run") return RunFromArguments({argv + 2, argv + argc});
+
+  CLI::App app("Shows and commands the offload daemon of this node.", "mlpo-ctl");
+  app.footer("Exit codes: 0 fine, 1 failed, 2 degraded, 64 wrong usage, 69 no daemon answers.");
+  app.require_subcommand(1);
+  app.fallthrough();
+  Question question;
+  double timeout_s = 15;
+  bool version = false;
+  app.add_flag("--json", question.json, "print one JSON object");
+  app.add_option("--socket", question.socket, "the daemon's socket (default: $MLPO_SOCKET, then the usual places)");
+  app.add_option("--timeout", timeout_s, "how long to wait for an answer, in seconds")
+      ->check(CLI::Range(0.001, 86400.0));
+  app.add_flag_callback(
+      "--version", [&] { version = true; }, "print the version");
+  CLI::App* status = app.add_subcommand("status", "everything at a glance");
+  CLI::App* paths = app.add_subcommand("paths", "the storage paths");
+  CLI::App* sessions = app.add_subcommand("sessions", "the connected ranks");
+  CLI::App* drain = app.add_subcommand("drain", "finish accepted work, then end the daemon (its administrators only)");
+  app.add_subcommand("run", "run a command with a private daemon: mlpo-ctl run [daemon flags] -- CMD");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return kFine;
+  } catch (const CLI::ParseError& error) {
+    if (version) {
+      std::printf("mlpo-ctl %s\n", mlpo_client_version());
+      return kFine;
+    }
+    return WrongUsage(std::string(error.what()) + " (mlpo-ctl --help shows how)");
+  }
+  question.timeout_ns = static_cast<int64_t>(timeout_s * 1e9);
+  if (status->parsed()) return ShowStatus(question);
+  if (paths->parsed()) return ShowPaths(question);
+  if (sessions->parsed()) return ShowSessions(question);
+  if (drain->parsed()) return RequestDrain(question);
+  return WrongUsage("run comes first: mlpo-ctl run [daemon flags] -- CMD [ARGUMENTS]");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const int code = Main(argc, argv);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      std::perror("mlpo-ctl: writing to stdout");
+      return code == kFine ? kFailed : code;
+    }
+    return code;
+  } catch (const std::exception& error) {  // out of memory, or a bug
+    std::fprintf(stderr, "mlpo-ctl: %s\n", error.what());
+    return kFailed;
+  }
+}

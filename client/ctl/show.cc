@@ -1,0 +1,176 @@
+#include "client/ctl/show.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "client/ctl/exit_code.h"
+#include "client/ctl/table.h"
+#include "mlpo/client.h"
+
+namespace mlpo::ctl {
+namespace {
+
+using nlohmann::json;
+
+// Members that are missing or of another type, as of another version's daemon, are shown as "?" or 0.
+std::string Text(const json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? Safe(found->get<std::string>()) : "?";
+}
+double Number(const json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number() ? found->get<double>() : 0;
+}
+uint64_t Whole(const json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
+}
+bool Flag(const json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_boolean() && found->get<bool>();
+}
+json Member(const json& object, const char* name, json::value_t kind) {
+  const auto found = object.find(name);
+  return found != object.end() && found->type() == kind ? *found : json(kind);
+}
+
+int Unreachable(int code) {
+  switch (code) {
+    case -EPROTO:
+    case -EINVAL:
+    case -ENOMEM:
+      return kFailed;
+    default:
+      return kUnreachable;
+  }
+}
+
+// The daemon's answer, or nothing after an explanation on stderr and *exit_code.
+std::optional<json> Ask(const Question& question, const char* method, int* exit_code) {
+  char* text = nullptr;
+  const int code = mlpo_control(question.socket.empty() ? nullptr : question.socket.c_str(), method, nullptr,
+                                question.timeout_ns, &text);
+  if (code != 0) {
+    std::fprintf(stderr, "mlpo-ctl: %s\n", Safe(mlpo_last_error()).c_str());
+    *exit_code = Unreachable(code);
+    if (code == -ENOENT || code == -ECONNREFUSED)
+      std::fputs(
+          "mlpo-ctl: no daemon runs there: start one (systemctl start mlpo-daemon@UID, or mlpo-ctl run -- CMD), or "
+          "name its socket with --socket or MLPO_SOCKET\n",
+          stderr);
+    if (code == -ETIMEDOUT) std::fputs("mlpo-ctl: the daemon runs but does not answer: look at its log\n", stderr);
+    return std::nullopt;
+  }
+  json answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (answer.is_object()) {
+    if (question.json) std::printf("%s\n", text);
+    mlpo_free(text);
+    return answer;
+  }
+  mlpo_free(text);
+  std::fprintf(stderr, "mlpo-ctl: the daemon's answer to %s is no JSON object\n", method);
+  *exit_code = kFailed;
+  return std::nullopt;
+}
+
+int Health(const json& answer) {
+  if (Text(answer, "state") == "degraded") return kDegraded;
+  for (const json& path : Member(answer, "paths", json::value_t::array))
+    if (!path.is_object() || Text(path, "state") != "healthy") return kDegraded;
+  return kFine;
+}
+
+void PrintPaths(const json& answer) {
+  Table table({"NAME", "STATE", "ENGINE", "DIRECT", ">READ", ">WRITTEN", ">READING", ">WRITING", ">SCRATCH",
+               ">CHECKPOINTS", ">ERRORS", "DIRECTORY"});
+  for (const json& p : Member(answer, "paths", json::value_t::array)) {
+    if (!p.is_object()) continue;
+    table.Add({Text(p, "name"), Text(p, "state"), Text(p, "engine"), Flag(p, "direct_io") ? "yes" : "no",
+               Bytes(Number(p, "read_bytes")), Bytes(Number(p, "written_bytes")),
+               BytesPerS(Number(p, "read_bytes_per_s")), BytesPerS(Number(p, "write_bytes_per_s")),
+               Bytes(Number(p, "scratch_bytes")), Bytes(Number(p, "checkpoint_bytes")),
+               Count(Whole(p, "read_errors") + Whole(p, "write_errors")), Text(p, "directory")});
+  }
+  std::printf("%s", table.Text().c_str());
+}
+
+void PrintSessions(const json& answer) {
+  const json sessions = Member(answer, "sessions", json::value_t::array);
+  const json totals = Member(answer, "totals", json::value_t::object);
+  std::printf("sessions: %zu of %llu shown, %s parameters in all\n", sessions.size(),
+              static_cast<unsigned long long>(Whole(totals, "sessions")), Count(Whole(totals, "parameters")).c_str());
+  if (sessions.empty()) return;
+  Table table(
+      {"JOB", ">RANK", ">PID", ">UID", ">EPOCH", ">SUBGROUPS", ">PARAMETERS", ">SKIPPED", ">ARENA", ">IN FLIGHT"});
+  for (const json& s : sessions) {
+    if (!s.is_object()) continue;
+    const std::string rank = std::to_string(Whole(s, "rank")) + "/" + std::to_string(Whole(s, "world_size"));
+    table.Add({Text(s, "job"), rank, std::to_string(Whole(s, "pid")), std::to_string(Whole(s, "uid")),
+               std::to_string(Whole(s, "epoch")), Count(Whole(s, "subgroups")), Count(Whole(s, "parameters")),
+               Count(Whole(s, "skipped_steps")), Bytes(Number(s, "arena_bytes")),
+               Count(Whole(s, "requests_in_flight"))});
+  }
+  std::printf("%s", table.Text().c_str());
+}
+
+void PrintDaemon(const json& s) {
+  const json pool = Member(s, "pool", json::value_t::object);
+  std::printf("mlpo-daemon %s on %s: %s (pid %llu, up %s)\n", Text(s, "version").c_str(), Text(s, "node").c_str(),
+              Text(s, "state").c_str(), static_cast<unsigned long long>(Whole(s, "pid")),
+              Seconds(Number(s, "uptime_s")).c_str());
+  std::printf("socket: %s\n", Text(s, "socket").c_str());
+  std::printf("adam: %s, %s workers\n", Text(s, "adam_target").c_str(), Count(Whole(s, "adam_workers")).c_str());
+  std::printf("pool: %s%s%s; blocks: %s cached (%s dirty), %s free\n", Bytes(Number(pool, "bytes")).c_str(),
+              Flag(pool, "locked") ? ", locked" : ", not locked", Flag(pool, "huge_pages") ? ", huge pages" : "",
+              Count(Whole(pool, "cached_blocks")).c_str(), Count(Whole(pool, "dirty_blocks")).c_str(),
+              Count(Whole(pool, "free_blocks")).c_str());
+  std::printf("arenas: %s of at most %s\n", Bytes(Number(s, "arenas_bytes")).c_str(),
+              Bytes(Number(s, "arenas_limit_bytes")).c_str());
+  if (Whole(s, "protocol_errors") != 0)
+    std::printf("sessions ended for breaking the protocol: %s\n", Count(Whole(s, "protocol_errors")).c_str());
+  if (Whole(s, "lost_wakeups") != 0)
+    std::printf("lost wake-ups (a bug; please report it): %s\n", Count(Whole(s, "lost_wakeups")).c_str());
+}
+
+}  // namespace
+
+int ShowStatus(const Question& question) {
+  int exit_code = kFine;
+  const std::optional<json> answer = Ask(question, "status", &exit_code);
+  if (!answer) return exit_code;
+  if (!question.json) {
+    PrintDaemon(*answer);
+    std::printf("paths:\n");
+    PrintPaths(*answer);
+    PrintSessions(*answer);
+  }
+  return Health(*answer);
+}
+
+int ShowPaths(const Question& question) {
+  int exit_code = kFine;
+  const std::optional<json> answer = Ask(question, "paths", &exit_code);
+  if (!answer) return exit_code;
+  if (!question.json) PrintPaths(*answer);
+  return Health(*answer);
+}
+
+int ShowSessions(const Question& question) {
+  int exit_code = kFine;
+  const std::optional<json> answer = Ask(question, "sessions", &exit_code);
+  if (!answer) return exit_code;
+  if (!question.json) PrintSessions(*answer);
+  return Health(*answer);
+}
+
+int RequestDrain(const Question& question) {
+  int exit_code = kFine;
+  const std::optional<json> answer = Ask(question, "drain", &exit_code);
+  if (!answer) return exit_code;
+  if (!question.json) std::printf("the daemon finishes what it has accepted, and then ends\n");
+  return kFine;
+}
+
+}  // namespace mlpo::ctl

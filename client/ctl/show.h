@@ -1,0 +1,20 @@
+// Show: asks the daemon and shows its answer, as JSON or for people. Prints; the returns are exit codes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace mlpo::ctl {
+
+struct Question {
+  std::string socket;  // "": where the client library looks
+  bool json = false;
+  int64_t timeout_ns = 15'000'000'000;
+};
+
+int ShowStatus(const Question& question);
+int ShowPaths(const Question& question);
+int ShowSessions(const Question& question);
+int RequestDrain(const Question& question);
+
+}  // namespace mlpo::ctl
