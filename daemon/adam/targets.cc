@@ -9,7 +9,7 @@
 namespace mlpo {
 namespace {
 
-constexpr std::array kKnownTargets = {"scalar", "ssse3", "sse4", "avx2", "avx512", "neon"};
+constexpr std::array kKnownTargets = {"scalar", "sse4", "avx2", "avx512", "neon"};
 
 const std::vector<const Kernels*>& Runnable() {  // best first, the scalar one last
   static const std::vector<const Kernels*> kernels = [] {
