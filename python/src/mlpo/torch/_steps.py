@@ -79,7 +79,7 @@ class Step:
             for part in _some_ended(waiting):
                 assert part.update is not None
                 found = part.update.exception()
-                if found is None:
+                if found is None or _has_moved(part):
                     _end(part)
                 else:
                     part.update = None
@@ -108,9 +108,12 @@ def _end(part: Part) -> None:
 
 
 def _submit(part: Part, apply_nonfinite: bool) -> Optional[Request[int]]:
-    """Submits the update; None if an interrupted call before has submitted it and it has ended well."""
+    """Submits the update; None if an interrupted call before has submitted it and it has ended well.
+
+    Where that one ends in between, a second one is refused for want of a gradient, and _has_moved tells.
+    """
     subgroup, hyper = part.pack.subgroup, part.hyper
-    while subgroup.epoch != part.epoch + 1:
+    while not _has_moved(part):
         try:
             return subgroup.submit_update(
                 hyper.lr, hyper.betas, hyper.eps, hyper.weight_decay, apply_nonfinite=apply_nonfinite
@@ -120,6 +123,10 @@ def _submit(part: Part, apply_nonfinite: bool) -> Optional[Request[int]]:
                 raise
         time.sleep(_TURN_S)  # only after an interrupt: its request is lost, the update is running
     return None
+
+
+def _has_moved(part: Part) -> bool:
+    return part.pack.subgroup.epoch == part.epoch + 1
 
 
 def _some_ended(parts: Sequence[Part]) -> list[Part]:
