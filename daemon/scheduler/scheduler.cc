@@ -123,9 +123,7 @@ void Scheduler::MaybeGone(Session& session) {
 void Scheduler::Tick(int64_t now_ns) {
   now_ns_ = now_ns;
   Pump();
-  const bool can_move = pending_ == 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty() ||
-                        !transfers_.empty() || working_ > 0;
-  if (can_move) {
+  if (CanMove()) {
     stuck_since_ns_ = 0;
   } else if (stuck_since_ns_ == 0) {
     stuck_since_ns_ = now_ns;
@@ -133,6 +131,14 @@ void Scheduler::Tick(int64_t now_ns) {
     FailStuck();
     stuck_since_ns_ = 0;
   }
+}
+
+// Whether a buffer is to be had or may become so. Slow I/O counts; a try on a path that failed the last one does not.
+bool Scheduler::CanMove() const {
+  if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;
+  return std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) {
+    return path.reads > 0 || (path.writes > 0 && path.write_error == 0);
+  });
 }
 
 void Scheduler::Fill(PoolSnapshot* pool) const {

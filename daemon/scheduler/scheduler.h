@@ -168,6 +168,7 @@ class Scheduler {
   bool MayQueue(const PathState& path, Direction direction) const;
   void ReadDone(const InFlight& in_flight, const TransferResult& result);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
+  bool CanMove() const;
   void FailStuck();
   const char* StateName(const PathState& path) const;
 

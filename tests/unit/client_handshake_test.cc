@@ -190,28 +190,22 @@ TEST_CASE("Handshake.RefusalBringsCodeAndText") {
   CHECK(OpenDescriptors() == before);
 }
 
-TEST_CASE("Handshake.PreviousSessionOfTheRankIsWaitedFor") {
+TEST_CASE("Handshake.RankWithALiveSessionIsRefusedAtOnce") {
   auto script = std::make_shared<Script>();
   int refusals = 0;
   script->hello = [&](int socket, const mlpo_hello& hello) {
-    if (++refusals > 6) return false;
+    ++refusals;
     SendError(socket, hello.frame.seq, -EADDRINUSE, "rank 0 has a live session");
     return true;
   };
   FakeDaemon daemon(script);
   mlpo_connect_options options = ConnectTo(daemon.socket());
   mlpo_client* client = nullptr;
-  REQUIRE(mlpo_connect(&options, &client) == 0);
-  CHECK(refusals == 7);
-  mlpo_client_free(client);
-
-  refusals = -1'000'000;
-  options.connect_timeout_ns = 300'000'000;
   const auto start = std::chrono::steady_clock::now();
   CHECK(mlpo_connect(&options, &client) == -EADDRINUSE);
-  const double waited = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  CHECK(waited > 0.2);
-  CHECK(waited < 2);
+  CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(2));  // of the 30 s it may take
+  CHECK(client == nullptr);
+  CHECK(refusals == 1);
   CHECK(LastErrorHas("live session"));
 }
 

@@ -165,6 +165,7 @@ TEST_CASE("Lifetime.OrderlyStopIsShutdown") {
   Connected client(daemon);
   mlpo_request* request = nullptr;
   REQUIRE(mlpo_submit_nop(client, kSecond, &request) == 0);
+  while (daemon.submissions() == 0) std::this_thread::yield();
   daemon.EndSessions(MLPO_SESSION_DRAINING, 0, "");
   // New work is refused, what was accepted is still waited for.
   mlpo_request* refused = nullptr;
@@ -345,9 +346,11 @@ TEST_CASE("C28_ForkedChildrenAreRefusedAndLeaveTheParentAlone") {
 TEST_CASE("C31_ImpossibleIndicesEndTheSession") {
   for (const bool completion : {true, false}) {
     auto script = std::make_shared<Script>();
-    script->before_publish = [completion](FakeRing& ring) {
+    std::atomic<bool> spoilt{false};
+    script->after_publish = [completion, &spoilt](FakeRing& ring) {
       uint32_t* word = completion ? &ring.daemon_lines()->completion_tail : &ring.daemon_lines()->submission_head;
       std::atomic_ref<uint32_t>(*word).store(1u << 31);
+      spoilt.store(true);
     };
     FakeDaemon daemon(script);
     Connected client(daemon, 8);
@@ -355,7 +358,8 @@ TEST_CASE("C31_ImpossibleIndicesEndTheSession") {
     REQUIRE(mlpo_submit_nop(client, kSecond, &request) == 0);
     int code = mlpo_request_wait(request, 5 * kSecond, nullptr);
     mlpo_request_free(request);
-    if (code == 0) {  // seen only by what looks at that word
+    if (code == 0) {  // nothing has looked at that word since
+      while (!spoilt.load()) std::this_thread::yield();
       request = nullptr;
       code = mlpo_submit_nop(client, kSecond, &request);
       CHECK(request == nullptr);
