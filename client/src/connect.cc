@@ -1,4 +1,4 @@
-// mlpo_connect: options and environment, and patience while the same rank's previous session ends.
+// mlpo_connect: options and environment.
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,20 +94,6 @@ int Prepare(const mlpo_connect_options& options, mlpo_client* client, HandshakeW
   return 0;
 }
 
-int ConnectPatiently(mlpo_client* client, const HandshakeWishes& wishes, Deadline deadline) {
-  int64_t pause_ns = kNsPerMs;
-  for (;;) {
-    bool busy = false;
-    const int code = Handshake(client, wishes, deadline, &busy);
-    if (!busy) return code;
-    // The previous session of this rank ends when its I/O has; the daemon does not say when that is.
-    if (deadline.LeftNs() <= pause_ns) return code;
-    const timespec pause = ToTimespec(pause_ns);
-    nanosleep(&pause, nullptr);
-    if (pause_ns < 50 * kNsPerMs) pause_ns *= 2;
-  }
-}
-
 }  // namespace
 }  // namespace mlpo::client
 
@@ -127,7 +113,7 @@ extern "C" int mlpo_connect(const mlpo_connect_options* given, mlpo_client** cli
   int code = Prepare(options, session, &wishes);
   if (code == 0) {
     const int64_t timeout_ns = options.connect_timeout_ns == 0 ? kConnectTimeoutNs : options.connect_timeout_ns;
-    code = ConnectPatiently(session, wishes, Deadline::In(timeout_ns));
+    code = Handshake(session, wishes, Deadline::In(timeout_ns));
   }
   if (code != 0) {
     session->~mlpo_client();

@@ -70,7 +70,7 @@ int CheckWelcome(const mlpo_welcome& welcome) {
   return 0;
 }
 
-int ReceiveWelcome(FrameSocket& socket, ReceivedFrame* frame, Deadline deadline, bool* busy) {
+int ReceiveWelcome(FrameSocket& socket, ReceivedFrame* frame, Deadline deadline) {
   int code = socket.Receive(frame, deadline);
   if (code == kSocketEnded) return Fail(MLPO_E_DAEMON_DIED, "the daemon closed the socket during the handshake");
   if (code == -ETIMEDOUT) return Fail(code, "the daemon did not answer the handshake in time");
@@ -80,7 +80,6 @@ int ReceiveWelcome(FrameSocket& socket, ReceivedFrame* frame, Deadline deadline,
     if (error == nullptr) return Fail(MLPO_E_PROTOCOL, "the daemon sent a malformed ERROR frame");
     Failure refusal;
     ReadRefusal(*error, &refusal);
-    *busy = refusal.code == -EADDRINUSE;
     return refusal.Report();
   }
   if (frame->header().type != MLPO_FRAME_WELCOME || frame->As<mlpo_welcome>(3) == nullptr) {
@@ -131,15 +130,14 @@ int Finish(mlpo_client* client, FrameSocket&& socket, ReceivedFrame* welcome, De
 
 }  // namespace
 
-int Handshake(mlpo_client* client, const HandshakeWishes& wishes, Deadline deadline, bool* busy) {
-  *busy = false;
+int Handshake(mlpo_client* client, const HandshakeWishes& wishes, Deadline deadline) {
   FrameSocket socket;
   if (int code = socket.Connect(client->socket_path, deadline); code != 0) return code;
   const int hello = SendHello(socket, *client, wishes, deadline);
   // A daemon that refuses at accept may have closed already: its reason still waits in the socket.
   if (hello != 0 && hello != kSocketEnded) return hello;
   ReceivedFrame welcome;
-  if (int code = ReceiveWelcome(socket, &welcome, deadline, busy); code != 0) return code;
+  if (int code = ReceiveWelcome(socket, &welcome, deadline); code != 0) return code;
   const int code = Finish(client, static_cast<FrameSocket&&>(socket), &welcome, deadline);
   if (code != 0) {
     client->ring.ReleaseMemory();

@@ -12,8 +12,7 @@ struct HandshakeWishes {
 };
 
 // Connects client->socket_path and makes the session of client->job, rank, world_size. On failure *client holds nothing
-// but what it held before, and the handshake may be tried again. *busy: the daemon refused because the rank's previous
-// session has not ended.
-int Handshake(mlpo_client* client, const HandshakeWishes& wishes, Deadline deadline, bool* busy);
+// but what it held before. While I/O of the rank's previous session is under way the daemon lets the client wait.
+int Handshake(mlpo_client* client, const HandshakeWishes& wishes, Deadline deadline);
 
 }  // namespace mlpo::client

@@ -60,6 +60,8 @@ class FakeDaemon {
     std::function<std::optional<FakeAnswer>(const mlpo_submission& submission, const mlpo_hyper& hyper)> answer;
     // Before completions are shown: may spoil them.
     std::function<void(FakeRing& ring)> before_publish;
+    // After they were shown, and the client woken.
+    std::function<void(FakeRing& ring)> after_publish;
     // False: the submission ring is not read at all.
     std::atomic<bool> reads_ring{true};
   };

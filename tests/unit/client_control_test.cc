@@ -55,15 +55,22 @@ class ControlEnd {
     });
   }
   ~ControlEnd() {
-    shutdown(listener_, SHUT_RDWR);
-    thread_.join();
+    Finish();
     close(listener_);
   }
   std::string socket() const { return directory_ / "s"; }
-  // After the call has come back.
-  const std::string& request() const { return request_; }
+  // What was asked; ends the serving of calls.
+  const std::string& request() {
+    Finish();
+    return request_;
+  }
 
  private:
+  void Finish() {
+    shutdown(listener_, SHUT_RDWR);
+    if (thread_.joinable()) thread_.join();
+  }
+
   ScratchDir directory_;
   int listener_ = -1;
   std::string request_;
