@@ -1,5 +1,6 @@
 # The Adam kernels and their workers.
-mlpo_test(adam_test LIBS mlpo_adam SOURCES
+# The long form (MLPO_LONG=1) goes through all 2^32 values.
+mlpo_test(adam_test TIMEOUT 3600 LIBS mlpo_adam SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_kernel_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_values_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_convert_test.cc
