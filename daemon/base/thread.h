@@ -30,6 +30,13 @@ class MessageQueue {
   // Whether something waits, without a system call. May be late by one Put that is still going on.
   bool Waits() const { return waits_.load(std::memory_order_acquire); }
 
+  // Makes event_fd() unreadable. Whoever calls it looks at Waits() afterwards: what was put before it is not rung for
+  // again.
+  void ClearEvent() {
+    uint64_t count;
+    (void)!::read(event_.get(), &count, sizeof count);  // EAGAIN: it was not readable
+  }
+
   void Put(T message) {
     bool was_empty;
     {
@@ -46,8 +53,7 @@ class MessageQueue {
 
   // Appends everything that waits to *out and makes event_fd() unreadable.
   void TakeAll(std::vector<T>* out) {
-    uint64_t count;
-    (void)!::read(event_.get(), &count, sizeof count);  // EAGAIN: a producer is between its two steps, and will ring
+    ClearEvent();
     std::lock_guard lock(mutex_);
     waits_.store(false, std::memory_order_relaxed);
     if (out->empty()) {
