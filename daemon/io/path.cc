@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <limits>
 #include <mutex>
+#include <system_error>
 #include <unordered_map>
 #include <vector>
 
@@ -48,7 +49,6 @@ uint64_t PromisedBytes(const StateFile& file) {
 struct Path::Impl {
   std::string shown;  // <directory>/mlpo/<uid>/<node>
   std::string node;
-  UniqueFd directory_fd;
   UniqueFd node_fd;
   UniqueFd lock;
   mutable std::mutex mutex;  // guards what follows
@@ -80,6 +80,7 @@ struct Path::Impl {
     return shown + "/" + JobFolder(owner) + "/" + RankFolder(owner) + "/" + kStateFile;
   }
 
+  Status OpenFolders(const std::string& directory);
   Result<UniqueFd> MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const;
   Result<UniqueFd> TryStateFile(int folder_fd, const FileOwner& owner, bool direct, bool nameless) const;
   Status Unlink(const FileOwner& owner) const;
@@ -133,6 +134,27 @@ Status Path::Impl::Unlink(const FileOwner& owner) const {
   return Status();
 }
 
+// Each level below the directory that the user named, then the lock of the last one.
+Status Path::Impl::OpenFolders(const std::string& directory) {
+  Result<UniqueFd> directory_fd = OpenPathDirectory(directory);
+  if (!directory_fd.ok()) return directory_fd.status();
+  shown = directory + "/" + kTopFolder;
+  Result<UniqueFd> top = OpenTopFolder(directory_fd->get(), shown);
+  if (!top.ok()) return top.status();
+  const std::string uid = std::to_string(::geteuid());
+  shown += "/" + uid;
+  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, shown);
+  if (!own.ok()) return own.status();
+  shown += "/" + node;
+  Result<UniqueFd> last = OpenOwnFolder(own->get(), node, shown);
+  if (!last.ok()) return last.status();
+  node_fd = std::move(*last);
+  Result<UniqueFd> locked = LockNodeFolder(node_fd.get(), node, shown);
+  if (!locked.ok()) return locked.status();
+  lock = std::move(*locked);
+  return Status();
+}
+
 Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::string& name, const std::string& node) {
   if (!IsFolderName(node))
     return Status::Invalid("the node name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}; set [daemon] node");
@@ -143,38 +165,22 @@ Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::st
   path->config_ = config;
   Impl& impl = *path->impl_;
   impl.node = node;
+  const Status opened = impl.OpenFolders(config.directory);
+  if (!opened.ok()) return opened;
 
-  Result<UniqueFd> directory = OpenPathDirectory(config.directory);
-  if (!directory.ok()) return directory.status();
-  impl.directory_fd = std::move(*directory);
-  std::string shown = config.directory + "/" + kTopFolder;
-  Result<UniqueFd> top = OpenTopFolder(impl.directory_fd.get(), shown);
-  if (!top.ok()) return top.status();
-  const std::string uid = std::to_string(::geteuid());
-  shown += "/" + uid;
-  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, shown);
-  if (!own.ok()) return own.status();
-  shown += "/" + node;
-  Result<UniqueFd> node_fd = OpenOwnFolder(own->get(), node, shown);
-  if (!node_fd.ok()) return node_fd.status();
-  impl.node_fd = std::move(*node_fd);
-  impl.shown = shown;
-
-  Result<UniqueFd> lock = LockNodeFolder(impl.node_fd.get(), node, shown);
-  if (!lock.ok()) return lock.status();
-  impl.lock = std::move(*lock);
-  Result<CleanupResult> cleaned = RemoveDeadScratch(impl.node_fd.get(), node, shown);
+  Result<CleanupResult> cleaned = RemoveDeadScratch(impl.node_fd.get(), node, impl.shown);
   if (!cleaned.ok()) return cleaned.status();
   if (cleaned->removed > 0)
     spdlog::info("event=scratch_removed path={} files={} bytes={}", name, cleaned->removed, cleaned->bytes);
 
-  Result<ProbeResult> probe = ProbeFolder(impl.node_fd.get(), shown, config.direct);
+  Result<ProbeResult> probe = ProbeFolder(impl.node_fd.get(), impl.shown, config.direct);
   if (!probe.ok()) return probe.status();
   path->direct_io_ = probe->direct;
-  if (!probe->direct && config.direct)
-    spdlog::warn("event=buffered_io path={} directory={} errno={} reason=\"{}{}{}\"", name, config.directory,
-                 probe->error, probe->reason, probe->error != 0 ? ": " : "",
-                 probe->error != 0 ? std::generic_category().message(probe->error) : "");
+  if (!probe->direct && config.direct) {
+    const std::string error = probe->error == 0 ? "" : ": " + std::generic_category().message(probe->error);
+    spdlog::warn("event=buffered_io path={} directory={} errno={} reason=\"{}{}\"", name, config.directory,
+                 probe->error, probe->reason, error);
+  }
   spdlog::info("event=path_open path={} directory={} direct_io={} alignment={}", name, config.directory, probe->direct,
                probe->alignment);
   return path;
