@@ -8,7 +8,6 @@
 #include <csignal>
 #include <string>
 
-#include "daemon/base/check.h"  // before Catch, whose CHECK tests use
 #include "tests/support/catch.h"
 
 namespace mlpo::test {
