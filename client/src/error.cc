@@ -57,6 +57,12 @@ void Failure::SetFromLast(int failure_code) {
   snprintf(text, sizeof text, "%.*s", static_cast<int>(sizeof text - 1), last_text);
 }
 
+static_assert(sizeof(KeepLastError) == sizeof last_text, "holds all of it");
+
+KeepLastError::KeepLastError() { memcpy(text_, last_text, strlen(last_text) + 1); }
+
+KeepLastError::~KeepLastError() { memcpy(last_text, text_, strlen(text_) + 1); }
+
 }  // namespace mlpo::client
 
 #define SAME(name) static_assert(static_cast<int>(MLPO_ERR_##name) == static_cast<int>(MLPO_E_##name), #name)

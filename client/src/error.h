@@ -23,4 +23,16 @@ struct Failure {
   int Report() const { return Fail(code, "%s", text); }
 };
 
+// Leaves mlpo_last_error() as it was: for what fails inside a call that does not.
+class KeepLastError {
+ public:
+  KeepLastError();
+  KeepLastError(const KeepLastError&) = delete;
+  KeepLastError& operator=(const KeepLastError&) = delete;
+  ~KeepLastError();
+
+ private:
+  char text_[1024];
+};
+
 }  // namespace mlpo::client

@@ -153,6 +153,7 @@ void SessionSocket::SayWhyEnded(int code, Failure* failure) const {
 
 bool SessionSocket::Probe(void* self, Failure* failure) {
   auto* socket = static_cast<SessionSocket*>(self);
+  KeepLastError keep;
   const bool ended = socket->ring_->session_state() == MLPO_SESSION_ENDED;
   pollfd wait = {socket->socket_.fd(), POLLIN, 0};
   const bool readable = poll(&wait, 1, 0) > 0;
@@ -200,6 +201,7 @@ bool SessionSocket::ReadEnd(Failure* failure) {
 }
 
 void SessionSocket::Bye() {
+  KeepLastError keep;
   mlpo_frame bye;
   SetHeader(&bye, MLPO_FRAME_BYE, 0);
   // If it cannot be sent, the end of the socket says the same.

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "client/src/error.h"
 #include "client/src/session.h"
 #include "client/src/staging.h"
 #include "client/src/subgroup.h"
@@ -55,11 +56,13 @@ class Stream {
       done += chunk.items;
     }
     // Both halves, whatever happened: the daemon is to be out of them, and the first failure is told.
+    Failure first;
+    if (code != 0) first.SetFromLast(code);
     for (int i = 0; i < 2; ++i, ++turn) {
       const int ended = Finish(turn);
-      if (code == 0) code = ended;
+      if (first.code == 0 && ended != 0) first.SetFromLast(ended);
     }
-    return code == 0 ? 0 : code;
+    return first.code == 0 ? 0 : first.Report();
   }
 
  private:

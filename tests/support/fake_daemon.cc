@@ -286,7 +286,7 @@ class FakeDaemon::Connection {
     }
     if (script_.before_publish) script_.before_publish(ring_);
     completions_.Publish();
-    if (completions_.ConsumerSleeps(&ring_.client_lines()->completion_sleepers)) Wake();
+    if (completions_.ConsumerSleeps(&ring_.client_lines()->completion_sleepers) && script_.wakes.load()) Wake();
     if (script_.after_publish) script_.after_publish(ring_);
   }
   void Wake() { syscall(SYS_futex, &ring_.daemon_lines()->completion_tail, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }

@@ -64,6 +64,8 @@ class FakeDaemon {
     std::function<void(FakeRing& ring)> after_publish;
     // False: the submission ring is not read at all.
     std::atomic<bool> reads_ring{true};
+    // False: completions are published without waking the client.
+    std::atomic<bool> wakes{true};
   };
 
   explicit FakeDaemon(std::shared_ptr<Script> script = std::make_shared<Script>());

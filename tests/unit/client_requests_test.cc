@@ -72,6 +72,51 @@ TEST_CASE("Requests.EightThreadsEachGetTheirOwn") {
   CHECK(client.Info().lost_wakeups == 0);
 }
 
+TEST_CASE("Requests.LostWakeUpIsFoundAndCounted") {
+  auto script = std::make_shared<Script>();
+  std::atomic<int> delay_ms{100};
+  script->answer = [&](const mlpo_submission&, const mlpo_hyper&) -> std::optional<FakeAnswer> {
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms.load()));
+    return std::nullopt;
+  };
+  FakeDaemon daemon(script);
+  Connected client(daemon);
+  const auto round_trip = [&] {
+    mlpo_request* request = nullptr;
+    REQUIRE(mlpo_submit_nop(client, kSecond, &request) == 0);
+    CHECK(mlpo_request_wait(request, MLPO_FOREVER, nullptr) == 0);
+    mlpo_request_free(request);
+  };
+  // Longer than one sleep, but woken: nothing to count.
+  delay_ms = 400;
+  round_trip();
+  CHECK(client.Info().lost_wakeups == 0);
+  delay_ms = 100;
+  script->wakes = false;
+  const auto start = std::chrono::steady_clock::now();
+  round_trip();
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 2);
+  CHECK(client.Info().lost_wakeups == 1);
+}
+
+TEST_CASE("Requests.FreeingLeavesTheLastErrorAlone") {
+  FakeDaemon daemon;
+  mlpo_connect_options options = ConnectTo(daemon.socket());
+  mlpo_client* client = nullptr;
+  REQUIRE(mlpo_connect(&options, &client) == 0);
+  mlpo_request* request = nullptr;
+  REQUIRE(mlpo_submit_nop(client, kSecond, &request) == 0);
+  REQUIRE(mlpo_request_wait(request, 5 * kSecond, nullptr) == 0);
+  CHECK(mlpo_client_discard(client, 7, kSecond) == -EINVAL);
+  const std::string text = mlpo_last_error();
+  CHECK(text == "overflow is 7, neither 0 nor 1");
+  CHECK(mlpo_client_alive(client) == 0);
+  mlpo_request_free(request);
+  daemon.Die();
+  mlpo_client_free(client);
+  CHECK(mlpo_last_error() == text);
+}
+
 TEST_CASE("Requests.FullRingEndsAtTheDeadline") {
   auto script = std::make_shared<Script>();
   script->reads_ring = false;

@@ -3,13 +3,14 @@
  * A trainer's process (a rank) connects to the daemon of its node, registers subgroups of parameters, and from then on
  * submits gradients and updates through a ring in shared memory. docs: README.md, proto/FORMAT.md.
  *
- * Results. Functions return 0 or a negative code: a negated errno, or one of MLPO_E_* below. mlpo_strerror() names a
+ * Results. Functions return 0 or a negative code: a negated errno, or one of MLPO_ERR_* below. mlpo_strerror() names a
  * code, mlpo_errno() maps it to an errno, mlpo_last_error() has the text of the calling thread's last failed call:
  * what, where, and what to do.
  *
  * Threads. Every function may be called from any thread at any time, except that an object must not be used during or
  * after the call that frees it. No function prints. After fork() every call of the child on the parent's objects fails
- * with MLPO_E_FORKED and leaves the parent's session alone; freeing them there frees the child's memory only.
+ * with MLPO_ERR_FORKED and leaves the parent's session alone; freeing them there frees the child's memory only. Slots are
+ * not mapped in the child.
  *
  * Time. `timeout_ns` is relative; MLPO_FOREVER waits as long as the daemon lives. Waits notice the daemon's death
  * within 2 s. A passed deadline is -ETIMEDOUT, and the request goes on.
