@@ -13,7 +13,10 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import mlpo  # noqa: E402
+import torch  # noqa: E402
 from running_daemon import Daemon, Layout  # noqa: E402
+
+torch.set_num_threads(1)  # the models are tiny, and spinning threads starve the daemon on a busy machine
 
 _jobs = itertools.count()
 

@@ -10,17 +10,19 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import mlpo  # noqa: E402
-import torch  # noqa: E402
-from mlpo.torch import OffloadAdamW  # noqa: E402
 
 socket, call = sys.argv[1:]
 client = mlpo.connect(socket=socket, job="interrupted")
 subgroup = client.subgroup("w", 10)
 subgroup.submit_grad().result(30)
-weight = torch.nn.Parameter(torch.ones(10))
-weight.grad = torch.ones(10)
-optimizer = OffloadAdamW([weight], client=client, lr=0.5, weight_decay=0.0)
-optimizer.step()
+if call == "step":
+    import torch
+    from mlpo.torch import OffloadAdamW
+
+    weight = torch.nn.Parameter(torch.ones(10))
+    weight.grad = torch.ones(10)
+    optimizer = OffloadAdamW([weight], client=client, lr=0.5, weight_decay=0.0)
+    optimizer.step()
 
 print("ready", flush=True)
 sys.stdin.readline()
