@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "daemon/config/flags.h"
+#include "daemon/config/path_list.h"
 #include "daemon/config/settings.h"
 #include "daemon/config/text.h"
 #include "daemon/config/toml_file.h"
@@ -23,28 +23,14 @@ namespace {
 constexpr const char* kNoPath =
     "no path: give at least one storage directory with --path DIR, or as a [[path]] with its directory in the file";
 
-// The last component of a directory, as a name.
-std::string NameOf(const std::string& directory) {
-  std::string name = std::filesystem::path(directory).lexically_normal().filename().string();
-  if (name.empty()) name = std::filesystem::path(directory).parent_path().filename().string();
-  for (char& c : name)
-    if (!IsName(std::string("_") + c)) c = '_';
-  if (name.empty()) return "root";
-  if (!IsName(name)) name = "_" + name;
-  return name.substr(0, 100);
-}
-
-std::string Normal(const std::string& directory) {
-  std::string normal = std::filesystem::path(directory).lexically_normal().string();
-  while (normal.size() > 1 && normal.back() == '/') normal.pop_back();
-  return normal;
-}
-
 class Loader {
  public:
   explicit Loader(const Environment& environment) : environment_(environment) {
     for (const Setting<Config>& setting : Settings()) config_.origins[setting.key] = "default";
   }
+
+  Loader(const Loader&) = delete;  // paths_ reports to this one
+  Loader& operator=(const Loader&) = delete;
 
   void TakeFiles(const std::string& given, const std::string& system_file);
   void TakeEnvironment();
@@ -56,32 +42,17 @@ class Loader {
   bool only_usage() const { return usage_problems_ == problems_.size(); }
 
  private:
-  // A path while it is put together: origins by its own keys.
-  struct Draft {
-    PathConfig path;
-    std::map<std::string, std::string> origins;
-    std::string place;
-  };
-
   void TakeFile(const std::string& name, const std::string& text);
   void Set(const std::string& key, const RawValue& raw, const std::string& origin, const std::string& shown_as);
-  Draft MakeDraft(const PathTable& table);
-  void TakePathFlag(const std::string& text, std::vector<Draft>* chosen);
-  void NamePaths();
-  void CheckPaths();
   void CheckPool();
   void FillNode();
   void Problem(std::string text) { problems_.push_back(std::move(text)); }
-  void UsageProblem(std::string text) {
-    ++usage_problems_;
-    Problem(std::move(text));
-  }
 
   const Environment& environment_;
   Config config_;
-  std::vector<Draft> drafts_;
   std::vector<std::string> problems_;
   size_t usage_problems_ = 0;
+  PathList paths_{[this](std::string text) { Problem(std::move(text)); }};
 };
 
 std::vector<std::string> KnownKeys() {
@@ -114,37 +85,10 @@ void Loader::Set(const std::string& key, const RawValue& raw, const std::string&
   Problem(text);
 }
 
-Loader::Draft Loader::MakeDraft(const PathTable& table) {
-  Draft draft;
-  draft.place = table.origin;
-  std::vector<std::string> known;
-  for (const Setting<PathConfig>& setting : PathSettings()) {
-    known.push_back(setting.key);
-    draft.origins[setting.key] = "default";
-  }
-  for (const Assignment& value : table.values) {
-    const auto setting = std::find_if(PathSettings().begin(), PathSettings().end(),
-                                      [&](const Setting<PathConfig>& s) { return s.key == value.key; });
-    if (setting == PathSettings().end()) {
-      const std::string nearest = NearestKey(value.key, known);
-      Problem(value.origin + ": unknown key path." + Printable(value.key) +
-              (nearest.empty() ? "" : "; did you mean " + nearest + "?"));
-    } else if (Status status = setting->set(value.value, &draft.path); !status.ok()) {
-      Problem(value.origin + ": path." + value.key + " " + status.message());
-      draft.origins[value.key] = value.origin;
-    } else {
-      draft.origins[value.key] = value.origin;
-    }
-  }
-  if (draft.origins["directory"] == "default") Problem(draft.place + ": a [[path]] needs a directory");
-  return draft;
-}
-
 void Loader::TakeFile(const std::string& name, const std::string& text) {
   const TomlFile file = ParseToml(text, name, &problems_);
   for (const Assignment& value : file.values) Set(value.key, value.value, value.origin, value.key);
-  if (!file.paths.empty()) drafts_.clear();
-  for (const PathTable& table : file.paths) drafts_.push_back(MakeDraft(table));
+  paths_.TakeTables(file.paths);
 }
 
 void Loader::TakeFiles(const std::string& given, const std::string& system_file) {
@@ -194,47 +138,6 @@ void Loader::TakeEnvironment() {
   }
 }
 
-// DIR or NAME=DIR. DIR may be relative to the working directory; one with '=' in it is given as ./DIR.
-void Loader::TakePathFlag(const std::string& text, std::vector<Draft>* chosen) {
-  const size_t equals = text.find('=');
-  std::string name, directory = text;
-  if (equals != std::string::npos && text.find('/') > equals) {
-    name = text.substr(0, equals);
-    directory = text.substr(equals + 1);
-    if (!IsName(name)) {
-      UsageProblem("command line --path: \"" + Printable(name) + "\" is not a name: " + kNameRule);
-      return;
-    }
-  }
-  if (directory.empty()) {
-    UsageProblem("command line --path: the directory must not be empty");
-    return;
-  }
-  std::error_code error;
-  const std::string absolute = std::filesystem::absolute(directory, error).string();
-  if (error) {
-    UsageProblem("command line --path " + Printable(text) + ": " + error.message());
-    return;
-  }
-  Draft draft;
-  for (const Setting<PathConfig>& setting : PathSettings()) draft.origins[setting.key] = "default";
-  const auto same = std::find_if(drafts_.begin(), drafts_.end(), [&](const Draft& d) {
-    return name.empty() ? Normal(d.path.directory) == Normal(absolute) : d.path.name == name;
-  });
-  if (same != drafts_.end()) draft = *same;
-  draft.place = "command line --path";
-  for (const Setting<PathConfig>& setting : PathSettings()) {
-    const bool is_name = setting.key == "name" && !name.empty();
-    if (!is_name && setting.key != "directory") continue;
-    if (Status status = setting.set(RawValue::Text(is_name ? name : Normal(absolute)), &draft.path); !status.ok()) {
-      UsageProblem("command line --path: " + setting.key + " " + status.message());
-      return;
-    }
-    draft.origins[setting.key] = draft.place;
-  }
-  chosen->push_back(std::move(draft));
-}
-
 void Loader::TakeFlags(const Flags& flags) {
   const size_t before = problems_.size();
   if (flags.memory) Set("memory.pool", RawValue::Text(*flags.memory), "command line --memory", "memory.pool");
@@ -247,39 +150,8 @@ void Loader::TakeFlags(const Flags& flags) {
     else
       Set("daemon.socket", RawValue::Text(absolute), "command line --socket", "daemon.socket");
   }
+  paths_.TakeFlags(flags.paths);
   usage_problems_ += problems_.size() - before;
-  if (flags.paths.empty()) return;
-  std::vector<Draft> chosen;
-  for (const std::string& text : flags.paths) TakePathFlag(text, &chosen);
-  drafts_ = std::move(chosen);
-}
-
-// Paths without a name get their directory's last component, with -2, -3, ... where it is taken.
-void Loader::NamePaths() {
-  std::set<std::string> taken;
-  for (const Draft& draft : drafts_) taken.insert(draft.path.name);
-  for (Draft& draft : drafts_) {
-    if (!draft.path.name.empty() || draft.path.directory.empty()) continue;
-    const std::string base = NameOf(draft.path.directory);
-    std::string name = base;
-    for (int i = 2; !taken.insert(name).second; ++i) name = base + "-" + std::to_string(i);
-    draft.path.name = name;
-  }
-}
-
-void Loader::CheckPaths() {
-  std::map<std::string, std::string> directories, names;
-  for (const Draft& draft : drafts_) {
-    if (draft.path.directory.empty()) continue;  // reported already
-    const auto [directory, new_directory] = directories.emplace(Normal(draft.path.directory), draft.place);
-    if (!new_directory)
-      Problem(draft.place + ": directory " + draft.path.directory + " is already a path (" + directory->second +
-              "); each path needs a directory of its own");
-    const auto [name, new_name] = names.emplace(draft.path.name, draft.place);
-    if (!new_name) Problem(draft.place + ": path name " + draft.path.name + " is already taken (" + name->second + ")");
-    config_.paths.push_back(draft.path);
-    for (const auto& [key, origin] : draft.origins) config_.origins["path." + draft.path.name + "." + key] = origin;
-  }
 }
 
 void Loader::CheckPool() {
@@ -304,8 +176,7 @@ void Loader::FillNode() {
 }
 
 void Loader::Finish(bool paths_needed) {
-  NamePaths();
-  CheckPaths();
+  paths_.Finish(&config_);
   CheckPool();
   FillNode();
   if (paths_needed && config_.paths.empty() && problems_.empty()) Problem(kNoPath);
