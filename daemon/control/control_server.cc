@@ -207,8 +207,8 @@ void ControlServer::Core::Drain(const std::shared_ptr<Connection>& connection, c
     return;
   }
   spdlog::info("event=drain_requested uid={} pid={}", connection->peer().uid, connection->peer().pid);
+  handlers_.drain();  // first: who reads the answer knows that it has begun
   Reply(connection, request, RpcResultLine(request.id, "{\"state\":\"draining\"}"));
-  handlers_.drain();
 }
 
 void ControlServer::Core::AskForSnapshot() {
