@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import threading
+import time
 
 import mlpo
 import numpy as np
@@ -231,6 +232,41 @@ def test_what_is_not_offered_is_refused(client: mlpo.Client) -> None:
                 call()
     with pytest.raises(ValueError, match="sgd"):
         client.subgroup("w", 1).submit_update(mode="sgd")
+
+
+def test_dead_daemon_ends_every_wait(tmp_path) -> None:
+    """kill -9 of the daemon: a waiting thread, an await-like callback and later calls have their error within 2 s."""
+    daemon = Daemon(tmp_path, Layout())
+    try:
+        client = mlpo.connect(socket=daemon.socket, job="orphan")
+        subgroup = client.subgroup("w", 10)
+        subgroup.submit_grad().result(30)
+        daemon.pause()
+        request = subgroup.submit_update()
+        ends: list[tuple[float, int]] = []
+        called = threading.Event()
+
+        def wait() -> None:
+            error = request.exception()
+            ends.append((time.monotonic(), getattr(error, "code", 0)))
+
+        waiting = [threading.Thread(target=wait) for _ in range(3)]
+        for thread in waiting:
+            thread.start()
+        request.add_done_callback(lambda _: called.set())
+        time.sleep(0.3)
+        killed = time.monotonic()
+    finally:
+        daemon.kill()
+    for thread in waiting:
+        thread.join(10)
+    assert len(ends) == 3 and all(at - killed < 2 and code == -4108 for at, code in ends), (killed, ends)
+    assert called.wait(2)
+    for call in (client.check_alive, subgroup.submit_grad, subgroup.read_state, client.discard):
+        with pytest.raises(mlpo.MlpoError) as caught:
+            call()
+        assert caught.value.code == -4108
+    client.close()
 
 
 def test_status_shows_the_session(client: mlpo.Client) -> None:

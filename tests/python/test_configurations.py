@@ -76,28 +76,42 @@ def test_packing_changes_no_bit(daemon_of, connect_to) -> None:
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_at_once_train_as_alone(daemon_of, ranks: int) -> None:
-    """Rank processes of one job on one daemon with a small pool: each ends with the bits of its run alone."""
+def test_ranks_at_once_train_as_alone(daemon_of) -> None:
+    """2 and 4 rank processes of one job at once, on one daemon with a small pool: each has the bits of its run alone."""
     daemon = daemon_of(SMALL_BLOCKS)
+    rounds = [["two:0", "two:1"], ["four:0", "four:1", "four:2", "four:3"]]
+    processes = [[_ranks(daemon, [rank]) for rank in ranks] for ranks in rounds]
+    together = [_train(group) for group in processes]
+    [alone] = _train([_ranks(daemon, [f"alone{rank}:{rank}" for rank in range(4)])])
+    assert len(set(alone)) == 4, "each rank trains something else"
+    for ended in together:
+        assert [digests for [digests] in ended] == alone[: len(ended)]
 
-    def start(job: str, rank: int) -> subprocess.Popen[str]:
-        environment = {**os.environ, "MLPO_SOCKET": daemon.socket, "MLPO_JOB": job, "RANK": str(rank),
-                       "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}  # fmt: skip
-        here = pathlib.Path(__file__).parent / "rank_process.py"
-        return subprocess.Popen(
-            [sys.executable, here], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
 
-    def end(process: subprocess.Popen[str]) -> str:
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 0, err
-        return out.strip()
+def _ranks(daemon: Daemon, ranks: list[str]) -> subprocess.Popen[str]:
+    here = pathlib.Path(__file__).parent / "rank_process.py"
+    environment = {**os.environ, "MLPO_SOCKET": daemon.socket, "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, here, *ranks], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
-    together = [end(process) for process in [start(f"together{ranks}", rank) for rank in range(ranks)]]
-    alone = [end(start(f"alone{ranks}-{rank}", rank)) for rank in range(ranks)]
-    assert together == alone
-    assert len(set(together)) == ranks, "each rank trains something else"
+
+def _train(processes: list[subprocess.Popen[str]]) -> list[list[str]]:
+    """Lets processes that are ready go at once; the digests that each prints."""
+    try:
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n", process.communicate()[1]
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        ended = [process.communicate(timeout=300) for process in processes]
+        assert all(process.returncode == 0 for process in processes), [error for _, error in ended]
+        return [output.split() for output, _ in ended]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def digest(optimizer: OffloadAdamW) -> str:
