@@ -278,9 +278,9 @@ TEST_CASE("CtlRun.ACommandThatCannotBeStartedIs127Or126") {
 TEST_CASE("CtlRun.ADaemonThatDiesDuringTheRunIsSaidAndTheCommandCounts") {
   RunScene scene;
   scene.environment["STAND_IN"] = "crash";
+  REQUIRE(::mkfifo((scene.dir / "fifo").c_str(), 0600) == 0);
   Program program(scene.Command({}, "touch $STAND_IN_LOG.go; read x < " + (scene.dir / "fifo") + "; exit 5"),
                   scene.environment);
-  REQUIRE(::mkfifo((scene.dir / "fifo").c_str(), 0600) == 0);
   REQUIRE(RunScene::Await([&] { return fs::exists(scene.dir / "log.go"); }));
   const std::string log = scene.Log();
   const pid_t daemon = std::stoi(log.substr(log.find("pid ") + 4));
@@ -331,9 +331,9 @@ TEST_CASE("CtlRun.ADrainThatTakesTooLongIsStoppedFast") {
 
 TEST_CASE("CtlRun.KilledItLeavesNoDaemonBehind") {
   RunScene scene;
+  REQUIRE(::mkfifo((scene.dir / "fifo").c_str(), 0600) == 0);
   Program program(scene.Command({}, "touch " + (scene.dir / "up") + "; read x < " + (scene.dir / "fifo")),
                   scene.environment);
-  REQUIRE(::mkfifo((scene.dir / "fifo").c_str(), 0600) == 0);
   REQUIRE(RunScene::Await([&] { return fs::exists(scene.dir / "up"); }));
   program.Signal(SIGKILL);
   CHECK(RunScene::Await([&] { return Has(scene.Log(), "drained"); }));
