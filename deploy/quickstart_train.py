@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 256, 6, 8, 128, 8
+WIDTH, LAYERS, HEADS, CONTEXT, BATCH = 256, 4, 8, 128, 8
 LEARNING_RATE, WARMUP, CLIP = 1e-3, 10, 1.0
 BLOCK = 64 << 10  # parameters; the daemon's unit of transfer. Small, so that this small state has many.
 STATE_BYTES = 12  # a parameter: FP32 master and two moments
@@ -147,7 +147,7 @@ class Outcome:
 
 @torch.no_grad()
 def judge(gpt: Gpt, text: Text) -> float:
-    return statistics.fmean(float(gpt.loss(text.windows(seed, held_out=True))) for seed in range(8))
+    return statistics.fmean(gpt.loss(text.windows(seed, held_out=True)).item() for seed in range(8))
 
 
 def train(gpt: Gpt, optimizer: Optimizer, text: Text, steps: int, show: Callable[[int], None]) -> Outcome:
@@ -170,7 +170,7 @@ def train(gpt: Gpt, optimizer: Optimizer, text: Text, steps: int, show: Callable
             now = time.monotonic()
             tokens_per_s = (step - shown) * BATCH * CONTEXT / (now - shown_at)
             print(
-                f"step {step:5} of {steps}: loss {float(loss):.4f}, {tokens_per_s:,.0f} tokens/s, "
+                f"step {step:5} of {steps}: loss {loss.item():.4f}, {tokens_per_s:,.0f} tokens/s, "
                 f"update {1e3 * update_s[-1]:.1f} ms",
                 flush=True,
             )
@@ -214,7 +214,7 @@ def wrong_with(offloaded: Outcome, reference: Outcome, traffic: list[dict[str, i
 def main() -> int:
     parser = argparse.ArgumentParser(description="Trains a small GPT with mlpo and with torch, and compares.")
     parser.add_argument("--write-config", type=pathlib.Path, metavar="FOLDER")
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--ctl", default="mlpo-ctl")
     arguments = parser.parse_args()
     if arguments.write_config:
