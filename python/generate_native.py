@@ -27,7 +27,7 @@ def declarations(header: str) -> str:
     body = re.sub(r"\bMLPO_API\b", "", body)
     body, opened = re.subn(r'extern "C" \{', "", body)
     if opened != 1:
-        raise SystemExit("generate_native.py: the header has no extern \"C\" block as expected")
+        raise SystemExit('generate_native.py: the header has no extern "C" block as expected')
     return body[: body.rindex("}", 0, None)] if body.rstrip().endswith("}") else body
 
 

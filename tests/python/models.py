@@ -7,7 +7,10 @@ from typing import Any, Callable, Optional
 
 import torch
 
-HYPER = ({"lr": 1e-2, "weight_decay": 0.1, "betas": (0.9, 0.999)}, {"lr": 3e-3, "weight_decay": 0.0, "betas": (0.8, 0.99)})
+HYPER = (
+    {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.9, 0.999)},
+    {"lr": 3e-3, "weight_decay": 0.0, "betas": (0.8, 0.99)},
+)
 
 
 class OddModel(torch.nn.Module):

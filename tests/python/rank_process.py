@@ -1,5 +1,7 @@
-"""Ranks: python rank_process.py JOB:RANK...: trains a model for each, one after another, 30 steps, and prints a digest of
-each one's state. See test_configurations.py."""
+"""Ranks: python rank_process.py JOB:RANK...
+
+Trains a model for each, one after another, 30 steps, and prints a digest of its state. See test_configurations.py.
+"""
 
 import pathlib
 import sys

@@ -120,7 +120,7 @@ def test_state_of_one_tensor_and_of_a_range(client: mlpo.Client) -> None:
 
 
 def test_request_by_await_and_callback(client: mlpo.Client) -> None:
-    """One result by result(), await and callbacks, from several threads; a callback of an ended request runs at once."""
+    """One result by result(), await and callbacks, from several threads; after the end a callback runs at once."""
     subgroup = client.subgroup("w", 100_000)
     subgroup.grad[:] = 1
     seen: list[float] = []

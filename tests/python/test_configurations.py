@@ -77,7 +77,7 @@ def test_packing_changes_no_bit(daemon_of, connect_to) -> None:
 
 
 def test_ranks_at_once_train_as_alone(daemon_of) -> None:
-    """2 and 4 rank processes of one job at once, on one daemon with a small pool: each has the bits of its run alone."""
+    """2 and 4 rank processes of one job at once, with a small pool: each has the bits of its run alone."""
     daemon = daemon_of(SMALL_BLOCKS)
     rounds = [["two:0", "two:1"], ["four:0", "four:1", "four:2", "four:3"]]
     processes = [[_ranks(daemon, [rank]) for rank in ranks] for ranks in rounds]
@@ -92,7 +92,9 @@ def _ranks(daemon: Daemon, ranks: list[str]) -> subprocess.Popen[str]:
     here = pathlib.Path(__file__).parent / "rank_process.py"
     environment = {**os.environ, "MLPO_SOCKET": daemon.socket, "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, here, *ranks], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    return subprocess.Popen(
+        [sys.executable, here, *ranks], env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 def _train(processes: list[subprocess.Popen[str]]) -> list[list[str]]:

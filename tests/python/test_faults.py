@@ -175,7 +175,10 @@ def test_C03_a_piece_too_few_or_too_many_is_refused(daemon_of, connect_to, fault
     assert subgroup.submit_update().result(30) == 1
 
 
-@pytest.mark.parametrize("layout", [Layout(block=1024, pool="64MiB"), SMALL_BLOCKS, THREE_BUFFERS, Layout(paths=1, block=1024, pool="256KiB")])
+@pytest.mark.parametrize(
+    "layout",
+    [Layout(block=1024, pool="64MiB"), SMALL_BLOCKS, THREE_BUFFERS, Layout(paths=1, block=1024, pool="256KiB")],
+)
 def test_C03_50_steps_on_storage_are_those_in_memory(daemon_of, connect_to, layout: Layout) -> None:
     """50 steps of two subgroups with all, some and none of the state cached: numpy's bits."""
     client = connect_to(daemon_of(layout))
@@ -204,7 +207,7 @@ def test_C03_50_steps_on_storage_are_those_in_memory(daemon_of, connect_to, layo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("micro_steps, total", [(1, 1), (2, 3), (8, 20), (32, 80)])
 def test_C04_all_micro_steps_count(daemon_of, connect_to, dtype: torch.dtype, micro_steps: int, total: int) -> None:
-    """Backward passes that give (j mod 4) + 1 add up: exp_avg is 0.1 * total; a parameter used in the first alone has 1.
+    """Backward passes of (j mod 4) + 1 add up: exp_avg is 0.1 * total; a parameter used in the first alone has 1.
 
     Between them another subgroup is updated, which drives this one's blocks out of the pool.
     """
@@ -234,7 +237,7 @@ def test_C04_all_micro_steps_count(daemon_of, connect_to, dtype: torch.dtype, mi
 
 @pytest.mark.parametrize("layout", [Layout(block=1024, pool="64MiB"), THREE_BUFFERS], ids=["in memory", "on storage"])
 def test_C08_nothing_changes_and_it_is_counted(daemon_of, connect_to, layout: Layout) -> None:
-    """inf in the first and NaN in the last element of the last subgroup, five steps in a row, on rank 1 of 2: p, m, v and
+    """inf in the first and NaN in the last element of the last subgroup, five steps in a row, rank 1 of 2: p, m, v and
     step stay, each raises and names the parameters, the skips show in the status, and there is a warning."""
     client = connect_to(daemon_of(layout), rank=1, world_size=2)
     params = [Parameter(torch.randn(size)) for size in (3000, 17, 2500)]
@@ -319,8 +322,10 @@ REPLACEMENTS: dict[str, Replace] = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("how", REPLACEMENTS)
 @pytest.mark.parametrize("shape", [(70, 30), (3,)])
-def test_C18_replaced_weights_count(daemon_of, connect_to, how: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Weights of 1.0 are trained, then replaced by 2.0: a step with lr = 0 gives 2.0, one with lr = 1e-3 starts there."""
+def test_C18_replaced_weights_count(
+    daemon_of, connect_to, how: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Weights of 1.0 are replaced by 2.0: a step with lr = 0 gives 2.0, one with lr > 0 starts there."""
     w = Parameter(torch.ones(shape, dtype=dtype))
     optimizer = OffloadAdamW([w], client=connect_to(daemon_of(SMALL_BLOCKS)), lr=0.0, weight_decay=0.0)
     w.grad = torch.ones_like(w)
@@ -455,14 +460,15 @@ def test_C27_ctrl_c_within_a_second(tmp_path: pathlib.Path, call: str) -> None:
 
 
 def test_C28_forked_children_are_told_and_the_parent_is_whole(daemon_of, connect_to) -> None:
-    """8 children forked with requests in flight call the client, then exit or are killed; the parent's bits are right."""
+    """8 children forked with requests in flight call the client, then exit or are killed; the parent's bits hold."""
     client = connect_to(daemon_of(SMALL_BLOCKS))
     random = np.random.default_rng(28)
     start = random.standard_normal(50_000, F)
     subgroup, expected = client.subgroup("w", start.size, initial=start), reference.Adam.start(start)
     request: Any = None
     calls: list[Callable[[], Any]] = [
-        lambda: subgroup.grad, lambda: subgroup.param, lambda: subgroup.epoch, subgroup.submit_grad, subgroup.submit_update,
+        lambda: subgroup.grad, lambda: subgroup.param, lambda: subgroup.epoch,
+        subgroup.submit_grad, subgroup.submit_update,
         subgroup.read_state, client.discard, client.status, client.close, lambda: client.subgroup("x", 1),
         lambda: request.result(5), lambda: request.done(),
     ]  # fmt: skip

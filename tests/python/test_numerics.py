@@ -7,8 +7,8 @@ import statistics
 import numpy as np
 import pytest
 import torch
-from models import backward, build, groups, record, schedule, set_gradients
 from mlpo.torch import OffloadAdamW
+from models import backward, build, groups, record, schedule, set_gradients
 from reference import ulps
 from running_daemon import SMALL_BLOCKS
 
@@ -26,9 +26,11 @@ def make(daemon_of, connect_to):
 
 
 @pytest.mark.parametrize("step", [0, 1, 999, 10**6])
-@pytest.mark.parametrize("hyper", [{}, {"lr": 0.1, "weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-3}], ids=["default", "other"])
+@pytest.mark.parametrize(
+    "hyper", [{}, {"lr": 0.1, "weight_decay": 0.3, "betas": (0.8, 0.95), "eps": 1e-3}], ids=["default", "other"]
+)
 def test_one_step_is_within_ulps_of_torch(make, step: int, hyper: dict) -> None:
-    """From equal state and gradients: v in 2 ULP, m in 2 ULP of max(|m|, |g|), p in 3 ULP of max(|p before|, |p|, lr)."""
+    """v within 2 ULP, m within 2 ULP of max(|m before|, |g|), p within 3 ULP of max(|p before|, |p|, lr)."""
     torch.manual_seed(step)
     n = 20_011
     spread = 10 ** torch.empty(n).uniform_(-6, 2)
@@ -116,7 +118,7 @@ def test_16_bit_parameters_follow_fp32_masters(make, dtype: torch.dtype) -> None
 
 
 def test_training_by_itself_is_as_near_to_fp64_as_torch(make) -> None:
-    """Own gradients, 5 seeds: the L2 distance to a run in FP64 is at most 1.5 times torch's; losses agree within 1 %."""
+    """Own gradients, 5 seeds: L2 distance to a run in FP64 at most 1.5 times torch's; losses agree within 1 %."""
     ratios = []
     for seed in range(5):
         ends, losses = {}, {}
@@ -125,7 +127,9 @@ def test_training_by_itself_is_as_near_to_fp64_as_torch(make) -> None:
             if kind == "fp64":
                 model.load_state_dict(build(seed).state_dict())
             name = f"seed{seed}"
-            optimizer = make(groups(model), name=name) if kind == "ours" else torch.optim.AdamW(groups(model), foreach=False)
+            optimizer = (
+                make(groups(model), name=name) if kind == "ours" else torch.optim.AdamW(groups(model), foreach=False)
+            )
             run = record(60, model, optimizer)
             ends[kind] = torch.cat([p.detach().double().reshape(-1) for p in run.model.parameters()])
             losses[kind] = float(backward(model, 60))

@@ -14,7 +14,7 @@ import reference
 import torch
 from mlpo.torch import OffloadAdamW
 from models import backward, build, groups, record, schedule
-from running_daemon import Layout, SMALL_BLOCKS
+from running_daemon import SMALL_BLOCKS, Layout
 from torch.nn import Parameter
 
 Make = Callable[..., OffloadAdamW]
@@ -69,7 +69,9 @@ def test_hyper_parameters_are_read_at_each_step(make: Make) -> None:
     optimizer = make([w], lr=torch.tensor(0.5), betas=(torch.tensor(0.5), 0.75))
     group = optimizer.param_groups[0]
     adam = reference.Adam.start(start.numpy())
-    for gradient, lr, betas, decay in zip(gradients, (0.5, 0.25, 0.125), ((0.5, 0.75), (0.25, 0.5), (0.5, 0.5)), (0.01, 0, 0.5)):
+    for gradient, lr, betas, decay in zip(
+        gradients, (0.5, 0.25, 0.125), ((0.5, 0.75), (0.25, 0.5), (0.5, 0.5)), (0.01, 0, 0.5)
+    ):
         group["lr"].fill_(lr)
         group["betas"], group["weight_decay"] = betas, decay
         w.grad = gradient.clone()
@@ -115,8 +117,10 @@ def test_any_strides_empty_and_large_parameters(make: Make) -> None:
 
     def params() -> list[Parameter]:
         torch.manual_seed(5)
-        made = [torch.randn(9, 7).t(), torch.randn(8, 12)[::2, 1::3], torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-                torch.randn(()), torch.randn(0, 3), torch.randn(3001), torch.randn(1, 1, 1, 2, 1, 1, 1, 3, 2)]  # fmt: skip
+        made = [torch.randn(9, 7).t(), torch.randn(8, 12)[::2, 1::3],
+                torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+                torch.randn(()), torch.randn(0, 3), torch.randn(3001),
+                torch.randn(1, 1, 1, 2, 1, 1, 1, 3, 2)]  # fmt: skip
         return [Parameter(t) for t in made]
 
     ours, theirs = params(), params()
@@ -138,13 +142,21 @@ def test_any_strides_empty_and_large_parameters(make: Make) -> None:
 
 def test_param_groups_are_never_mixed(make: Make) -> None:
     """A subgroup holds parameters of one group and type; one added later has its own."""
-    ps = [Parameter(torch.zeros(3, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.float32)]
+    ps = [
+        Parameter(torch.zeros(3, dtype=dtype))
+        for dtype in (torch.float32, torch.bfloat16, torch.float32, torch.float32)
+    ]
     optimizer = make([{"params": ps[:2]}, {"params": [ps[2]], "lr": 0.5}], weight_decay=0.0)
     optimizer.add_param_group({"params": [ps[3]], "lr": 0.25})
     for p in ps:
         p.grad = torch.ones_like(p)
     optimizer.step()
-    assert [(s.numel, s.dtype) for s in optimizer.subgroups] == [(3, "float32"), (3, "bfloat16"), (3, "float32"), (3, "float32")]
+    assert [(s.numel, s.dtype) for s in optimizer.subgroups] == [
+        (3, "float32"),
+        (3, "bfloat16"),
+        (3, "float32"),
+        (3, "float32"),
+    ]
     assert [float(p.detach()[0]) for p in ps] == pytest.approx([-0.001, -0.001, -0.5, -0.25], rel=4e-3)
     late = Parameter(torch.zeros(2))
     optimizer.add_param_group({"params": [late], "lr": 1.0})
@@ -192,7 +204,9 @@ def test_grad_scaler_of_torch(make: Make) -> None:
 @pytest.mark.parametrize("call", ["submit_grad", "submit_update"])
 @pytest.mark.parametrize("sent", [False, True], ids=["not sent", "sent"])
 @pytest.mark.parametrize("nth", [0, 1, 2])
-def test_interrupted_step_is_never_half_done(make: Make, monkeypatch: pytest.MonkeyPatch, call: str, sent: bool, nth: int) -> None:
+def test_interrupted_step_is_never_half_done(
+    make: Make, monkeypatch: pytest.MonkeyPatch, call: str, sent: bool, nth: int
+) -> None:
     """Ctrl-C before or just after the n-th submission: before the first update the step is forgotten, after it the next
     call finishes it; then training goes on with the right bits."""
     start = [torch.randn(1000) for _ in range(3)]
@@ -268,7 +282,10 @@ def test_16_bit_state_survives_saving(make: Make, dtype: torch.dtype) -> None:
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)
     saved = torch.load(file)
-    assert all(entry["master"].dtype == entry["exp_avg"].dtype == torch.float32 for entry in saved["optimizer"]["state"].values())
+    assert all(
+        entry["master"].dtype == entry["exp_avg"].dtype == torch.float32
+        for entry in saved["optimizer"]["state"].values()
+    )
     other = build(99, dtype)
     resumed = make(groups(other))
     before = [p.detach().clone() for p in other.parameters()]
@@ -293,6 +310,7 @@ def test_state_that_does_not_fit_is_refused_whole(make: Make) -> None:
     w.grad = torch.ones(4)
     optimizer.step()
     good = optimizer.state_dict()
+
     def broken(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
         state = copy.deepcopy(good)
         change(state)

@@ -83,7 +83,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Ends the session: later calls, and requests that wait, raise ECONNRESET-like errors of code MLPO_ERR_CLOSED.
+        """Ends the session: later calls, and requests that wait, raise with the code MLPO_ERR_CLOSED.
 
         The daemon drops the session's state. Views stay readable. Closing twice does nothing.
         """
@@ -119,9 +119,9 @@ class Client:
 
         key: unique within this session. numel: elements; may be left out with `tensors`, and alone it means one tensor
         named like the key. dtype: of the parameters handed out, "float32", "float16" or "bfloat16". grad_dtype: default
-        as dtype. initial: float32 master values; default zeros. timeout: seconds; None waits as long as the daemon lives.
+        as dtype. initial: float32 master values; default zeros. timeout: seconds; None waits while the daemon lives.
 
-        Raises MlpoError: EEXIST if the key is taken, EDQUOT or ENOSPC with the figures where memory or storage lack.
+        Raises MlpoError: EEXIST if the key is taken, EDQUOT or ENOSPC with figures where memory or storage lack.
         """
         self._session.check_not_forked()
         if tensors is None:
@@ -158,7 +158,7 @@ class Client:
         return interruptible(call)
 
     def discard(self, reason: str = "overflow", *, timeout: Optional[float] = None) -> None:
-        """Ends every open window of the session without an update; "overflow" counts a skipped step, "user" does not."""
+        """Ends every open window of the session without an update; "overflow" counts a skipped step."""
         self._session.check_not_forked()
         overflow = is_overflow(reason)
         interruptible(lambda: check(lib.mlpo_client_discard(self._session.pointer, overflow, nanoseconds(timeout))))
@@ -193,7 +193,9 @@ class Client:
 
     def checkpoint(self, directory: str, tag: str = "", step: int = 0, **_: Any) -> NoReturn:
         """Not offered by this version."""
-        raise not_offered("checkpoint(): checkpoints by the daemon", "save read_state() or the optimizer's state_dict()")
+        raise not_offered(
+            "checkpoint(): checkpoints by the daemon", "save read_state() or the optimizer's state_dict()"
+        )
 
     def restore(self, directory: str, tag: Optional[str] = None) -> NoReturn:
         """Not offered by this version."""
@@ -227,7 +229,9 @@ def _tensor_array(specs: Sequence[TensorSpec], kept: list[Any]) -> Any:
         if values is None:
             return ffi.NULL
         if len(values) != len(spec.shape):
-            raise ValueError(f"tensor {spec.name!r}: {list(values)} has not as many entries as shape {list(spec.shape)}")
+            raise ValueError(
+                f"tensor {spec.name!r}: {list(values)} has not as many entries as shape {list(spec.shape)}"
+            )
         kept.append(ffi.new("uint64_t[]", list(values)))
         return kept[-1]
 

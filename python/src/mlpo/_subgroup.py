@@ -117,7 +117,7 @@ class Subgroup:
     ) -> Request[GradInfo]:
         """Says that the gradient, or pieces of it as (first, count, Kind), are in the slot.
 
-        Blocks only while the ring is full, at most `timeout` seconds. Raises EBUSY while an update of the subgroup runs.
+        Blocks only while the ring is full, at most `timeout` seconds. Raises EBUSY while an update of it runs.
         """
         self._session.check_not_forked()
         listed = None if pieces is None else list(pieces)
@@ -218,7 +218,7 @@ class Subgroup:
         count: Optional[int] = None,
         timeout: Optional[float] = None,
     ) -> None:
-        """Replaces state of the elements that read_state with the same arguments would return; None leaves a part as it is.
+        """Replaces state of what read_state with the same arguments returns; None leaves a part as it is.
 
         Makes a torn subgroup whole once every element was written since.
         """

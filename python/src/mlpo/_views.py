@@ -39,7 +39,7 @@ def dtype_of(name: Any) -> str:
 
 
 class View(_Array):
-    """A part of a slot, as a one-dimensional array of its elements: buffer protocol, indexing, ``numpy()``, ``torch()``.
+    """A part of a slot, as an array of its elements: buffer protocol, indexing, ``numpy()``, ``torch()``.
 
     The bytes are shared with the daemon, which reads and writes them only between a submission and its completion.
     They stay mapped as long as a view lives, also after the client was closed. A bfloat16 slot is shown as uint16:

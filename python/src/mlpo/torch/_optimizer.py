@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from copy import deepcopy
-from typing import Any, Callable, Iterable, NoReturn, Optional, Union
+from typing import Any, Callable, NoReturn, Optional, Union
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -12,7 +11,7 @@ from torch.optim.optimizer import ParamsT
 from .._client import Client
 from .._errors import MlpoError, NonFiniteGradientError, not_offered
 from .._subgroup import Subgroup
-from . import _checks, _default_client, _state
+from . import _checks, _default_client, _loading, _state
 from ._absent import Absent
 from ._binding import Pack, fit_name
 from ._packing import Named, packs
@@ -192,8 +191,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             changed = before(self, state_dict)
             if changed is not None:
                 state_dict = changed
-        groups = self._merged_groups(state_dict["param_groups"])
-        states = self._states_of(state_dict)
+        groups = _loading.merged_groups(self.param_groups, self.defaults, state_dict["param_groups"])
+        states = _loading.states_of(self.param_groups, state_dict)
         for item in self._all_named():
             _checks.parameter(item.param, item.name)
             _state.check(item.param, item.name, states.get(item.param, {}))
@@ -323,40 +322,6 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             if step is not None:
                 step.abandon()
         self._under_way = None
-
-    # ---- load_state_dict
-
-    def _merged_groups(self, saved: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The saved hyper-parameters with this optimizer's parameters."""
-        saved = [dict(group) for group in saved]
-        if len(saved) != len(self.param_groups):
-            raise ValueError(f"the state has {len(saved)} param groups, the optimizer {len(self.param_groups)}")
-        merged = []
-        for index, (old, new) in enumerate(zip(self.param_groups, saved)):
-            if len(old["params"]) != len(new["params"]):
-                raise ValueError(
-                    f"param group {index} of the state has {len(new['params'])} parameters, the optimizer's {len(old['params'])}"
-                )
-            group = {key: deepcopy(value) for key, value in new.items() if key != "params"}
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
-            group["params"] = old["params"]
-            if "param_names" in old:
-                group["param_names"] = old["param_names"]
-            _checks.group_flags(group)
-            _checks.hyper(group)
-            merged.append(group)
-        return merged
-
-    def _states_of(self, state_dict: dict[str, Any]) -> dict[torch.Tensor, dict[str, Any]]:
-        """The saved states by parameter; the order of parameters in the groups connects them, as in torch."""
-        ids = [key for group in state_dict["param_groups"] for key in group["params"]]
-        params = [param for group in self.param_groups for param in group["params"]]
-        by_id = dict(zip(ids, params))
-        unknown = [key for key in state_dict["state"] if key not in by_id]
-        if unknown:
-            raise ValueError(f"the state has entries of no parameter: {unknown[:8]}")
-        return {by_id[key]: value for key, value in state_dict["state"].items()}
 
 
 def _refuse_replicas(allowed: bool) -> None:

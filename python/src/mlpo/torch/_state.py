@@ -37,7 +37,9 @@ def read(pack: Pack, index: int) -> dict[str, Any]:
         step = piece["step"]
         for name in names:
             flat[name][first : first + count] = torch.from_numpy(piece[name])
-    laid_out = {name: tensor if param.is_contiguous() else _like(param).copy_(tensor) for name, tensor in tensors.items()}
+    laid_out = {
+        name: tensor if param.is_contiguous() else _like(param).copy_(tensor) for name, tensor in tensors.items()
+    }
     return {"step": step_tensor(step), **laid_out}
 
 
