@@ -133,7 +133,9 @@ TEST_CASE("Handshake.BadOptionsAreRefusedBeforeConnecting") {
     mlpo_connect_options options = ConnectTo(daemon.socket());
     change(options);
     mlpo_client* client = nullptr;
-    return mlpo_connect(&options, &client);
+    const int code = mlpo_connect(&options, &client);
+    mlpo_client_free(client);
+    return code;
   };
   for (const char* job : {"", "a/b", "a\nb", ".a", "-a", "..", "a b"}) {
     INFO(job);
