@@ -25,7 +25,7 @@ class GradInfo:
 
     sum_of_squares: float  #: of the raw gradient, before grad_scale; of the whole window once `complete`
     all_finite: bool  #: no inf and no NaN
-    complete: bool  #: every element is covered and all gradients of the window have been read
+    complete: bool  #: every element is covered and all gradients read: of a window's requests, the last to end
 
 
 class Request(Generic[T]):
