@@ -100,6 +100,7 @@ Status Daemon::StartQueues() {
     options.engine = config_.paths[i].engine;
     options.piece_bytes = config_.scheduler.piece_bytes;
     options.depth = kPieceDepth;
+    options.rings = static_cast<uint32_t>(paths_.size());
     Result<std::unique_ptr<PathQueue>> queue = PathQueue::Start(options, paths_[i].get(), pool_.get(), &transfers_);
     if (!queue.ok()) return queue.status();
     queues_.push_back(std::move(*queue));
@@ -163,9 +164,7 @@ Status Daemon::OpenSockets(const std::string& socket) {
   sessions_ = std::make_unique<SessionServer>(io_, std::move(listener), options, this);
   ControlOptions control;
   control.path = socket + ".ctl";
-  control.mode = group ? 0660 : 0600;
-  control.group = group;
-  control.admin_group = admin;
+  control.admin_group = admin;  // who may see and command what is decided by credentials, not by the socket's mode
   ControlHandlers handlers;
   handlers.snapshot = [this](std::function<void(Snapshot)> answer) { TakeSnapshot(std::move(answer)); };
   handlers.drain = [this] { BeginDrain("asked by mlpo-ctl"); };
@@ -255,7 +254,7 @@ void Daemon::EndSessions() {
   state_ = State::kEnding;
   loop_->Post([this] { loop_->AnnounceEnd(); });
   sessions_->EndAll(Status(-ESHUTDOWN, "the daemon is stopping"));
-  MaybeFinish();
+  PostMain([this] { MaybeFinish(); });  // behind the ends of those that had no session yet
 }
 
 void Daemon::MaybeFinish() {

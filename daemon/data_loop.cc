@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kSpinNs = 20'000;
 constexpr int64_t kTickNs = 100 * kNsPerMs;
+constexpr int64_t kDrainPatienceNs = kNsPerS;
 constexpr int kIdleSleepMs = 1000;
 constexpr int kBusySleepMs = 100;
 constexpr int kSubmissionsPerTurn = 64;  // of one session, so that none waits for another's
@@ -94,7 +95,8 @@ bool DataLoop::Turn(int64_t now_ns) {
     if (!scheduler_.idle()) scheduler_.Tick(now_ns);
   }
   Publish();
-  if (draining_ && drained_ && !worked && scheduler_.idle()) std::exchange(drained_, nullptr)();
+  // What waits in the rings gets its refusal first; a client that goes on submitting does not hold the end up.
+  if (drained_ && scheduler_.idle() && (!worked || now_ns >= drain_patience_ns_)) std::exchange(drained_, nullptr)();
   return worked;
 }
 
@@ -181,6 +183,12 @@ void DataLoop::Sleep() {
     const bool busy = !scheduler_.idle() || draining_;
     const int count = ::epoll_wait(epoll_.get(), events, 64, busy ? kBusySleepMs : kIdleSleepMs);
     MLPO_CHECK(count >= 0 || errno == EINTR);
+    if (count > 0) {
+      // A producer may ring after its message was taken. Turn() looks at every queue before we sleep again.
+      messages_.ClearEvent();
+      parts_.transfers->ClearEvent();
+      parts_.done_jobs->ClearEvent();
+    }
     if (count == 0) {
       for (auto& [id, session] : sessions_) lost_wakeups_ += RingHasWork(*session);
     }
@@ -208,6 +216,11 @@ void DataLoop::AddSession(const SessionIdentity& identity, std::shared_ptr<Areas
   sessions_[identity.id] = std::move(session);
 }
 
+// Files are made in another thread: the session may have ended meanwhile.
+void DataLoop::SetFiles(SessionId id, std::vector<FileId> files) {
+  if (Find(id) != nullptr) scheduler_.SetFiles(id, std::move(files));
+}
+
 void DataLoop::AddSubgroup(SessionId id, const SubgroupSpec& spec) {
   scheduler_.AddSubgroup(id, spec);
   if (LoopSession* session = Find(id)) session->reader.AddSubgroup(spec);
@@ -232,6 +245,7 @@ void DataLoop::EndSession(SessionId id) {
 
 void DataLoop::Drain(std::function<void()> drained) {
   draining_ = true;
+  drain_patience_ns_ = NowNs() + kDrainPatienceNs;
   drained_ = std::move(drained);
   for (auto& [id, session] : sessions_) session->writer.SetState(MLPO_SESSION_DRAINING);
 }

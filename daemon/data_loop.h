@@ -56,7 +56,7 @@ class DataLoop : private SchedulerActions {
 
   // ---- In the data thread ----
   void AddSession(const SessionIdentity& identity, std::shared_ptr<Areas> areas);
-  void SetFiles(SessionId session, std::vector<FileId> files) { scheduler_.SetFiles(session, std::move(files)); }
+  void SetFiles(SessionId session, std::vector<FileId> files);
   void AddSubgroup(SessionId session, const SubgroupSpec& spec);
   void SetStaging(SessionId session, std::byte* data, uint64_t bytes);
   void EndSession(SessionId session);
@@ -119,6 +119,7 @@ class DataLoop : private SchedulerActions {
   uint64_t lost_wakeups_ = 0;
   bool draining_ = false;
   std::function<void()> drained_;
+  int64_t drain_patience_ns_ = 0;
   bool stopped_ = false;
   std::thread thread_;
 };

@@ -71,6 +71,7 @@ int main(int argc, char** argv) {
   mlpo::Config& config = *loaded.config;
   mlpo::StartLogging(config.daemon.log_level);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGXFSZ, SIG_IGN);  // a write beyond RLIMIT_FSIZE is EFBIG, an error of that path
   ::umask(077);
 
   Status status = CheckKernel();

@@ -38,10 +38,17 @@ void ClientConnection::Start() {
 
 void ClientConnection::SetDeadline(int seconds, const char* what) {
   deadline_.expires_after(std::chrono::seconds(seconds));
-  deadline_.async_wait([self = shared_from_this(), seconds, what](boost::system::error_code error) {
-    if (error) return;
-    self->End(Status(-ETIMEDOUT, std::string(what) + " within " + std::to_string(seconds) + " s"), true);
-  });
+  deadline_.async_wait(
+      [self = shared_from_this(), number = ++deadline_number_, seconds, what](boost::system::error_code error) {
+        // Cancelled or set anew after it had passed: then there is another one, or none.
+        if (error || number != self->deadline_number_) return;
+        self->End(Status(-ETIMEDOUT, std::string(what) + " within " + std::to_string(seconds) + " s"), true);
+      });
+}
+
+void ClientConnection::ClearDeadline() {
+  ++deadline_number_;
+  deadline_.cancel();
 }
 
 void ClientConnection::WaitForFrame() {
@@ -189,7 +196,7 @@ Status ClientConnection::Welcome() {
 }
 
 Status ClientConnection::OnReady() {
-  deadline_.cancel();
+  ClearDeadline();
   Status status = areas_->SealClientArea();
   if (!status.ok()) return status;
   state_ = State::kRunning;
@@ -205,19 +212,23 @@ Status ClientConnection::OnRequest(Frame& frame) {
   if (!frame.fds().empty()) return Broken("a descriptor came with a frame that has none");
   if (frame.type() == MLPO_FRAME_MAPPED) return OnMapped(frame);
   if (busy_) return Broken("a request came before the answer to the one before it");
+  const bool continues = frame.type() == MLPO_FRAME_REGISTER_TENSORS || frame.type() == MLPO_FRAME_REGISTER_END;
+  if (continues && !registration_.begun()) {
+    if (frame.seq() == refused_seq_ && refused_seq_ != 0) return Status();  // was under way when we refused
+    return Broken("REGISTER_TENSORS or REGISTER_END without REGISTER_BEGIN");
+  }
   Status refusal;
   switch (frame.type()) {
     case MLPO_FRAME_REGISTER_BEGIN:
       refusal = registration_.Begin(frame, keys_);
       break;
     case MLPO_FRAME_REGISTER_TENSORS:
-      // Frames of a registration that was refused may still be on their way; END is then refused for all of them.
-      if (registration_.begun()) refusal = registration_.AddTensors(frame);
+      refusal = registration_.AddTensors(frame);
       break;
     case MLPO_FRAME_REGISTER_END:
       seq_ = frame.seq();
       busy_ = true;
-      refusal = registration_.begun() ? OnRegisterEnd() : Broken("REGISTER_END without REGISTER_BEGIN");
+      refusal = OnRegisterEnd();
       break;
     case MLPO_FRAME_STAGING:
       seq_ = frame.seq();
@@ -230,6 +241,10 @@ Status ClientConnection::OnRequest(Frame& frame) {
   if (refusal.code() == MLPO_E_PROTOCOL) return refusal;
   if (!refusal.ok()) {
     seq_ = frame.seq();
+    if (frame.type() == MLPO_FRAME_REGISTER_BEGIN || continues) {
+      registration_.Abandon();
+      refused_seq_ = seq_;
+    }
     Refuse(refusal);
   }
   return Status();
@@ -302,10 +317,10 @@ void ClientConnection::SendArena(const std::shared_ptr<Memfd>& memfd) {
 
 Status ClientConnection::OnMapped(const Frame& frame) {
   const auto* mapped = frame.As<mlpo_mapped>();
-  if (unmapped_ == nullptr || mapped == nullptr || mapped->index + 1 != arena_->count()) {
+  if (unmapped_ == nullptr || mapped == nullptr || mapped->index + 1 != arena_->count() || mapped->reserved != 0) {
     return Broken("MAPPED for an arena that was not sent");
   }
-  deadline_.cancel();
+  ClearDeadline();
   Status status = unmapped_->Seal();
   unmapped_.reset();
   if (!status.ok()) return status;
@@ -367,6 +382,7 @@ void ClientConnection::End(const Status& reason, bool tell) {
   state_ = State::kEnded;
   cancelled_->store(true, std::memory_order_relaxed);
   after_mapped_ = nullptr;
+  if (reason.code() == MLPO_E_PROTOCOL) server_->CountProtocolError();
   if (was_running && reason.ok()) {
     spdlog::info("event=session_end session={} job={} rank={}", identity_.id, identity_.job, identity_.rank);
   } else {
@@ -377,7 +393,7 @@ void ClientConnection::End(const Status& reason, bool tell) {
   boost::system::error_code ignored;  // closing cannot fail in a way that matters here
   socket_.close(ignored);
   pidfd_.close(ignored);
-  deadline_.cancel();
+  ClearDeadline();
   server_->OnEnd(*this, was_running);
 }
 

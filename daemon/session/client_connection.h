@@ -37,8 +37,10 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
 
   const SessionIdentity& identity() const { return identity_; }
   bool ended() const { return state_ == State::kEnded; }
-  // Whether its process has ended, noticed or not.
-  bool ProcessEnded() { return pidfd_.is_open() && HasEnded(pidfd_.native_handle()); }
+  // Whether its process has ended or has closed its socket, noticed or not.
+  bool HasLeft() {
+    return !ended() && (HasHungUp(socket_.native_handle()) || (pidfd_.is_open() && HasEnded(pidfd_.native_handle())));
+  }
   uint64_t arena_bytes() const { return arena_ ? arena_->bytes() : 0; }
   // What is left of it for the housekeeping thread to free.
   std::shared_ptr<void> TakeMemory();
@@ -49,6 +51,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   void WaitForFrame();
   void WaitForProcessEnd();
   void SetDeadline(int seconds, const char* what);
+  void ClearDeadline();
   void OnReadable();
   void OnFrame(Frame& frame);
   Status OnHello(Frame& frame);
@@ -74,6 +77,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   boost::asio::posix::stream_descriptor socket_;
   boost::asio::posix::stream_descriptor pidfd_;
   boost::asio::steady_timer deadline_;
+  uint32_t deadline_number_ = 0;  // of the one in force
   State state_ = State::kHello;
   SessionIdentity identity_;
   mlpo_hello hello_ = {};
@@ -88,6 +92,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
 
   bool busy_ = false;
   uint32_t seq_ = 0;                 // of the request that is carried out
+  uint32_t refused_seq_ = 0;         // of the last registration that was refused; one refusal is all it gets
   std::shared_ptr<Memfd> unmapped_;  // sent in ARENA, MAPPED has not come
   std::function<void()> after_mapped_;
   std::shared_ptr<std::atomic<bool>> cancelled_ = std::make_shared<std::atomic<bool>>(false);

@@ -23,8 +23,8 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
   do {
     got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   } while (got < 0 && errno == EINTR);
-  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return Outcome::kNothing;
-  if (got <= 0) return Outcome::kClosed;
+  if (got < 0) return errno == EAGAIN || errno == EWOULDBLOCK ? Outcome::kNothing : Outcome::kClosed;
+  // Descriptors first: an empty message, which looks like the end, can bring some, too.
   for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -33,6 +33,10 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
       std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
       fds_.emplace_back(fd);
     }
+  }
+  if (got == 0) {
+    fds_.clear();
+    return Outcome::kClosed;
   }
   bytes_ = static_cast<size_t>(got);
   std::string wrong;

@@ -41,6 +41,11 @@ bool HasEnded(int pidfd) {
   return ::poll(&entry, 1, 0) > 0;
 }
 
+bool HasHungUp(int socket) {
+  pollfd entry = {socket, POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
 bool IsName(const std::string& name) {
   if (name.empty() || name.size() > MLPO_MAX_JOB) return false;
   const auto word = [](unsigned char c) { return c < 128 && (std::isalnum(c) || c == '_'); };

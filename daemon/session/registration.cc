@@ -120,6 +120,12 @@ Status Registration::End() {
   return Status();
 }
 
+void Registration::Abandon() {
+  begun_ = false;
+  names_.clear();
+  spec_ = SubgroupSpec();
+}
+
 SubgroupSpec Registration::TakeSpec() {
   begun_ = false;
   names_.clear();

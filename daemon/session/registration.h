@@ -13,10 +13,11 @@
 
 namespace mlpo {
 
-// Bounds that keep every product of sizes inside 64 bits and every table inside memory.
+// Bounds that keep every product of sizes inside 64 bits and every table inside memory: a tensor without elements costs
+// a client nothing, and us up to half a KiB.
 inline constexpr uint64_t kMaxSubgroupElements = uint64_t{1} << 40;
-inline constexpr uint32_t kMaxSubgroupTensors = 1u << 20;
-inline constexpr uint64_t kMaxSessionTensors = 1u << 22;
+inline constexpr uint32_t kMaxSubgroupTensors = 1u << 16;
+inline constexpr uint64_t kMaxSessionTensors = 1u << 18;
 
 class Registration {
  public:
@@ -24,6 +25,9 @@ class Registration {
   Status Begin(const Frame& frame, const std::set<std::string>& taken_keys);
   Status AddTensors(const Frame& frame);
   Status End();
+
+  // It was refused.
+  void Abandon();
 
   bool begun() const { return begun_; }
   // After End(); its slot is not set yet.

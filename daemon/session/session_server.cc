@@ -11,6 +11,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/clock.h"
+#include "daemon/session/frame.h"
 
 namespace mlpo {
 namespace {
@@ -52,7 +53,11 @@ void SessionServer::OnAcceptable() {
       return;
     }
     // Handshakes are bounded, too: connections that have not claimed a session count, and time out.
-    if (connections_.size() >= 2 * static_cast<size_t>(options_.max_sessions) + 64) continue;
+    if (connections_.size() >= 2 * static_cast<size_t>(options_.max_sessions) + 64) {
+      SendError(socket.get(), 0,
+                Status(MLPO_E_QUOTA, "the daemon has too many connections: see [daemon] max_sessions"));
+      continue;
+    }
     Result<Peer> peer = PeerOf(socket.get());
     if (!peer.ok()) continue;  // it has gone already
     const SessionId id = next_session_++;
@@ -74,9 +79,8 @@ void SessionServer::EndAll(const Status& reason) {
 }
 
 void SessionServer::Break(SessionId session, const std::string& reason) {
-  ++protocol_errors_;
   auto it = connections_.find(session);
-  if (it == connections_.end()) return;
+  if (it == connections_.end() || it->second->ended()) return CountProtocolError();  // it has ended for another reason
   const std::shared_ptr<ClientConnection> connection = it->second;
   connection->End(Status(MLPO_E_PROTOCOL, reason), true);
 }
@@ -98,12 +102,12 @@ SessionServer::ClaimOutcome SessionServer::Claim(ClientConnection& connection) {
     return ClaimOutcome::kYours;
   }
   const std::shared_ptr<ClientConnection> holder = connections_.at(it->second.holder);
-  if (!holder->ended() && !holder->ProcessEnded()) return ClaimOutcome::kTaken;
+  if (!holder->ended() && !holder->HasLeft()) return ClaimOutcome::kTaken;
   const std::shared_ptr<ClientConnection> waiter = it->second.waiter.lock();
   if (waiter != nullptr && !waiter->ended()) return ClaimOutcome::kTaken;
-  // Its process may be dead before we have heard so.
+  // It may have gone before we have heard so.
   it->second.waiter = connection.weak_from_this();
-  holder->End(Status(-EPIPE, "its process ended"), false);
+  holder->End(Status(-EPIPE, "its process ended or closed its socket"), false);
   return ClaimOutcome::kWait;
 }
 

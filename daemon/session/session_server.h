@@ -50,6 +50,7 @@ class SessionServer {
   enum class ClaimOutcome { kYours, kWait, kTaken, kFull };
   // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone.
   ClaimOutcome Claim(ClientConnection& connection);
+  void CountProtocolError() { ++protocol_errors_; }
   void OnEnd(ClientConnection& connection, bool was_running);
   Status TakeArenaBytes(uint64_t bytes);
   void GiveArenaBytes(uint64_t bytes) { arenas_bytes_ -= bytes; }

@@ -22,11 +22,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 
-std::string Program() {
-  const char* given = std::getenv("MLPO_DAEMON");
-  return given != nullptr ? given : MLPO_TEST_DAEMON;
-}
-
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;
@@ -42,12 +37,18 @@ DaemonProcess::DaemonProcess(Options options) : options_(std::move(options)) {
   folder_ = pattern;
   for (int i = 0; i < options_.paths; ++i) fs::create_directory(path(i));
   std::ofstream config(folder_ + "/mlpo.toml");
-  config << "[memory]\nblock = " << options_.block << "\n";
+  config << options_.config << "[memory]\nblock = " << options_.block << "\n";
   for (int i = 0; i < options_.paths; ++i) {
-    config << "[[path]]\ndirectory = \"" << path(i) << "\"\nengine = \"" << options_.engine << "\"\n";
+    config << "[[path]]\ndirectory = \"" << path(i) << "\"\nengine = \"" << options_.engine << "\"\n"
+           << options_.path_settings;
   }
   config.close();
   Start();
+}
+
+std::string DaemonProcess::Program() {
+  const char* given = std::getenv("MLPO_DAEMON");
+  return given != nullptr ? given : MLPO_TEST_DAEMON;
 }
 
 void DaemonProcess::Start() {
@@ -124,11 +125,34 @@ int DaemonProcess::OpenDescriptors() const {
   return count;
 }
 
+int DaemonProcess::SettledDescriptors() const {
+  const auto deadline = Clock::now() + std::chrono::seconds(20);
+  int count = OpenDescriptors();
+  for (int same = 0; same < 40; ++same) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const int now = OpenDescriptors();
+    if (now != count) same = 0;
+    count = now;
+    if (Clock::now() > deadline) throw std::runtime_error("the daemon opens and closes descriptors all the time");
+  }
+  return count;
+}
+
 uint64_t DaemonProcess::ResidentBytes() const {
   std::istringstream statm(ReadFile("/proc/" + std::to_string(pid_) + "/statm"));
   uint64_t total = 0, resident = 0;
   statm >> total >> resident;
   return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+double DaemonProcess::CpuSeconds() const {
+  const std::string stat = ReadFile("/proc/" + std::to_string(pid_) + "/stat");
+  std::istringstream fields(stat.substr(stat.rfind(')') + 1));  // the name before it may hold anything
+  std::string skipped;
+  for (int i = 0; i < 11; ++i) fields >> skipped;
+  uint64_t user = 0, system = 0;
+  fields >> user >> system;
+  return static_cast<double>(user + system) / static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
 std::vector<std::string> DaemonProcess::ScratchFiles() const {

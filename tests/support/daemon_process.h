@@ -21,6 +21,8 @@ class DaemonProcess {
     std::vector<std::string> environment = {};  // more "NAME=value"
     std::vector<std::string> arguments = {};    // more flags
     bool wait_ready = true;
+    std::string config = {};         // more lines, in front of the others
+    std::string path_settings = {};  // more lines of every [[path]]
   };
   DaemonProcess() : DaemonProcess(Options{}) {}
   explicit DaemonProcess(Options options);
@@ -28,6 +30,7 @@ class DaemonProcess {
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
+  static std::string Program();
   void Start();  // again, after it ended; waits until it is ready
   pid_t pid() const { return pid_; }
   std::string socket() const { return folder_ + "/mlpo.sock"; }
@@ -39,7 +42,10 @@ class DaemonProcess {
   int WaitForEnd(int seconds = 30);
   bool running();
   int OpenDescriptors() const;
+  // Once what belonged to ended sessions has gone: when the number has been the same for a while.
+  int SettledDescriptors() const;
   uint64_t ResidentBytes() const;
+  double CpuSeconds() const;  // of all its threads, since its start
   // Regular files below the paths, but for the daemon's own lock files.
   std::vector<std::string> ScratchFiles() const;
   // Polls until there are no scratch files, and says whether that came within `seconds`.
