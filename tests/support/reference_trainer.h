@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <mlpo/client.hpp>
 #include <cstring>
 #include <memory>
+#include <mlpo/client.hpp>
 #include <random>
 #include <string>
 #include <vector>

@@ -9,8 +9,8 @@
  *
  * Threads. Every function may be called from any thread at any time, except that an object must not be used during or
  * after the call that frees it. No function prints. After fork() every call of the child on the parent's objects fails
- * with MLPO_ERR_FORKED and leaves the parent's session alone; freeing them there frees the child's memory only. Slots are
- * not mapped in the child.
+ * with MLPO_ERR_FORKED and leaves the parent's session alone; freeing them there frees the child's memory only. Slots
+ * are not mapped in the child.
  *
  * Time. `timeout_ns` is relative; MLPO_FOREVER waits as long as the daemon lives. Waits notice the daemon's death
  * within 2 s. A passed deadline is -ETIMEDOUT, and the request goes on.
