@@ -7,7 +7,9 @@
 // Owner: the data thread. No system calls.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "daemon/scheduler/block.h"
@@ -26,12 +28,14 @@ double PathWorth(const PathParameters& path);
 // Shares that sum to 1.
 std::vector<double> PathShares(const std::vector<PathParameters>& paths);
 
-// A session's extents on one path: all of one size, in one file. Freed ones are used again before the file grows.
+// A session's extents on one path: all of one size, in one file. Freed ones are used again before the file grows, the
+// lowest first: where the end of a file cannot be written (a limit, a full file system), its beginning still can.
 class ExtentList {
  public:
   uint64_t Take() {
     ++in_use_;
     if (free_.empty()) return next_++;
+    std::pop_heap(free_.begin(), free_.end(), std::greater<>());
     const uint64_t index = free_.back();
     free_.pop_back();
     return index;
@@ -39,11 +43,12 @@ class ExtentList {
   void Give(uint64_t index) {
     --in_use_;
     free_.push_back(index);
+    std::push_heap(free_.begin(), free_.end(), std::greater<>());
   }
   uint64_t in_use() const { return in_use_; }
 
  private:
-  std::vector<uint64_t> free_;
+  std::vector<uint64_t> free_;  // a heap, the lowest on top
   uint64_t next_ = 0;
   uint64_t in_use_ = 0;
 };

@@ -206,7 +206,7 @@ TEST_CASE("BadInput.KeyTwiceInTheFile") {
 
 TEST_CASE("BadInput.NoSpaceRefusesTheRegistrationWithFigures") {
   // Blocks of 4096 parameters have 49152 bytes: each path has room for 5.
-  DaemonProcess daemon({.paths = 2, .path_settings = "capacity = \"245760\"\n"});
+  DaemonProcess daemon({.paths = 2, .path_settings = {"capacity = \"245760\"\n"}});
   Client client = Connect(daemon.socket());
   mlpo_subgroup_options options = MLPO_SUBGROUP_OPTIONS_INIT;
   options.key = "large";

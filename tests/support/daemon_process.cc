@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -39,8 +40,9 @@ DaemonProcess::DaemonProcess(Options options) : options_(std::move(options)) {
   std::ofstream config(folder_ + "/mlpo.toml");
   config << options_.config << "[memory]\nblock = " << options_.block << "\n";
   for (int i = 0; i < options_.paths; ++i) {
-    config << "[[path]]\ndirectory = \"" << path(i) << "\"\nengine = \"" << options_.engine << "\"\n"
-           << options_.path_settings;
+    config << "[[path]]\ndirectory = \"" << path(i) << "\"\nengine = \"" << options_.engine << "\"\n";
+    if (options_.path_settings.empty()) continue;
+    config << options_.path_settings[std::min<size_t>(static_cast<size_t>(i), options_.path_settings.size() - 1)];
   }
   config.close();
   Start();

@@ -21,8 +21,9 @@ class DaemonProcess {
     std::vector<std::string> environment = {};  // more "NAME=value"
     std::vector<std::string> arguments = {};    // more flags
     bool wait_ready = true;
-    std::string config = {};         // more lines, in front of the others
-    std::string path_settings = {};  // more lines of every [[path]]
+    std::string config = {};  // more lines, in front of the others
+    std::vector<std::string> path_settings =
+        {};  // more lines of each [[path]]; the last one is also of those behind it
   };
   DaemonProcess() : DaemonProcess(Options{}) {}
   explicit DaemonProcess(Options options);
