@@ -161,6 +161,7 @@ class Scheduler {
   void CollectAhead();
   Session* ChooseSession(size_t queue) const;
   PathIndex ChooseReadPath(const std::vector<double>& waiting_s) const;
+  void Move(Block& block, Direction direction, Extent extent);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);
   PathIndex ChooseFlushPath(const Session& session) const;

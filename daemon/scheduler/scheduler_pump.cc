@@ -35,6 +35,23 @@ bool Scheduler::MayQueue(const PathState& path, Direction direction) const {
   return same < options_.queue_blocks && path.reads + path.writes < limit;
 }
 
+// Starts the transfer of what a block holds between its buffer and an extent.
+void Scheduler::Move(Block& block, Direction direction, Extent extent) {
+  InFlight in_flight;
+  in_flight.block = &block;
+  in_flight.extent = extent;
+  Transfer& transfer = in_flight.transfer;
+  transfer.id = next_transfer_++;
+  transfer.direction = direction;
+  transfer.path = extent.path;
+  transfer.file = block.subgroup->session->files[extent.path];
+  transfer.buffer = block.buffer;
+  transfer.offset = options_.extents_offset_bytes + extent.index * BufferBytes(options_.block_elements);
+  transfer.bytes = PartBytes(block.count) * (block.nonzero & kPartMoments ? 3 : 1);
+  transfers_[transfer.id] = in_flight;
+  actions_->StartTransfer(transfer);
+}
+
 // ---- Flushing ----
 
 void Scheduler::PumpFlushes() {
@@ -96,19 +113,7 @@ bool Scheduler::StartFlush(Block& block) {
   path.extent_bytes += BufferBytes(options_.block_elements);
   ++flushing_;
   ++session.in_flight;
-  InFlight in_flight;
-  in_flight.block = &block;
-  in_flight.extent = Extent{target, session.extents[target].Take()};
-  Transfer& transfer = in_flight.transfer;
-  transfer.id = next_transfer_++;
-  transfer.direction = Direction::kWrite;
-  transfer.path = target;
-  transfer.file = session.files[target];
-  transfer.buffer = block.buffer;
-  transfer.offset = options_.extents_offset_bytes + in_flight.extent.index * BufferBytes(options_.block_elements);
-  transfer.bytes = PartBytes(block.count) * (block.nonzero & kPartMoments ? 3 : 1);
-  transfers_[transfer.id] = in_flight;
-  actions_->StartTransfer(transfer);
+  Move(block, Direction::kWrite, Extent{target, session.extents[target].Take()});
   return true;
 }
 
@@ -202,19 +207,7 @@ void Scheduler::StartRead(Block& block, BufferIndex buffer) {
   block.state = BlockState::kFetching;
   ++paths_[block.extent.path].reads;
   ++session.in_flight;
-  InFlight in_flight;
-  in_flight.block = &block;
-  in_flight.extent = block.extent;
-  Transfer& transfer = in_flight.transfer;
-  transfer.id = next_transfer_++;
-  transfer.direction = Direction::kRead;
-  transfer.path = block.extent.path;
-  transfer.file = session.files[block.extent.path];
-  transfer.buffer = buffer;
-  transfer.offset = options_.extents_offset_bytes + block.extent.index * BufferBytes(options_.block_elements);
-  transfer.bytes = PartBytes(block.count) * (block.nonzero & kPartMoments ? 3 : 1);
-  transfers_[transfer.id] = in_flight;
-  actions_->StartTransfer(transfer);
+  Move(block, Direction::kRead, block.extent);
 }
 
 void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result) {
