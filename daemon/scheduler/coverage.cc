@@ -38,14 +38,6 @@ Coverage::Outcome Coverage::Add(uint64_t first, uint64_t count, uint32_t kind, u
   return Outcome::kAdded;
 }
 
-bool Coverage::Covers(uint64_t first, uint64_t end) const {
-  for (auto it = At(first); first < end; ++it) {
-    if (it == pieces_.end() || it->first > first) return false;
-    first = it->second.end;
-  }
-  return true;
-}
-
 void Coverage::FirstGap(uint64_t* first, uint64_t* count) const {
   *first = 0;
   auto it = pieces_.begin();

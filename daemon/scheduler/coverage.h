@@ -26,8 +26,6 @@ class Coverage {
   enum class Outcome { kAdded, kOverlap, kTooMany };
   // Adds [first, first + count), which lies inside the subgroup. On kOverlap *at is the first element named twice.
   Outcome Add(uint64_t first, uint64_t count, uint32_t kind, uint64_t* at);
-  // Whether all of [first, end) is covered.
-  bool Covers(uint64_t first, uint64_t end) const;
   bool complete() const { return covered_ == numel_; }
   // The first run of elements that nothing covers; count 0 if complete.
   void FirstGap(uint64_t* first, uint64_t* count) const;

@@ -26,6 +26,7 @@ Window::Window(uint64_t numel, const std::vector<Tensor>* tensors) : tensors_(te
     chunks += (tensor.count + MLPO_STAT_CHUNK_ELEMENTS - 1) / MLPO_STAT_CHUNK_ELEMENTS;
   }
   results_ = std::make_shared<Results>(chunks);
+  covered_.resize(chunks);
 }
 
 uint32_t Window::TensorAt(uint64_t element) const {
@@ -73,7 +74,7 @@ Failure Window::AddPiece(uint64_t first, uint64_t count, uint32_t kind, StatWork
   return {};
 }
 
-void Window::AddChunks(uint64_t first, uint64_t end, StatWork* work) const {
+void Window::AddChunks(uint64_t first, uint64_t end, StatWork* work) {
   for (uint32_t t = TensorAt(first); t < tensors_->size() && (*tensors_)[t].first < end; ++t) {
     const Tensor& tensor = (*tensors_)[t];
     const uint64_t from = std::max(first, tensor.first) - tensor.first;
@@ -82,7 +83,10 @@ void Window::AddChunks(uint64_t first, uint64_t end, StatWork* work) const {
     for (uint64_t chunk = from / MLPO_STAT_CHUNK_ELEMENTS; chunk * MLPO_STAT_CHUNK_ELEMENTS < to; ++chunk) {
       const uint64_t chunk_first = tensor.first + chunk * MLPO_STAT_CHUNK_ELEMENTS;
       const uint64_t chunk_end = std::min(chunk_first + MLPO_STAT_CHUNK_ELEMENTS, tensor.first + tensor.count);
-      if (!coverage_.Covers(chunk_first, chunk_end)) continue;
+      // Counted rather than looked up: a client may send a chunk in thousands of pieces.
+      uint32_t& covered = covered_[first_chunk_[t] + chunk];
+      covered += static_cast<uint32_t>(std::min(end, chunk_end) - std::max(first, chunk_first));
+      if (covered < chunk_end - chunk_first) continue;
       StatChunk entry{first_chunk_[t] + chunk, work->runs.size(), 0};
       AddRuns(tensor, chunk_first, chunk_end, work);
       entry.run_count = work->runs.size() - entry.first_run;
@@ -132,6 +136,7 @@ Failure Window::CheckComplete() const {
 
 void Window::Clear() {
   coverage_.Clear();
+  std::fill(covered_.begin(), covered_.end(), 0);
   if (results_.use_count() > 1) {
     results_ = std::make_shared<Results>(results_->size());
   } else {

@@ -66,12 +66,13 @@ class Window {
  private:
   uint32_t TensorAt(uint64_t element) const;
   Failure CheckWholeTensors(uint64_t first, uint64_t end) const;
-  void AddChunks(uint64_t first, uint64_t end, StatWork* work) const;
+  void AddChunks(uint64_t first, uint64_t end, StatWork* work);
   void AddRuns(const Tensor& tensor, uint64_t first, uint64_t end, StatWork* work) const;
 
   const std::vector<Tensor>* tensors_;
   std::vector<uint64_t> first_chunk_;  // of each tensor
   std::shared_ptr<Results> results_;
+  std::vector<uint32_t> covered_;  // elements of each chunk that VALUE and ZERO pieces name
   Coverage coverage_;
 };
 

@@ -35,8 +35,6 @@ TEST_CASE("Coverage.FindsGapsAndOverlaps") {
   CHECK(coverage.Add(0, 10, MLPO_PIECE_VALUE, &at) == Coverage::Outcome::kAdded);
   coverage.FirstGap(&first, &count);
   CHECK((first == 30 && count == 20));
-  CHECK(coverage.Covers(0, 30));
-  CHECK_FALSE(coverage.Covers(0, 31));
   CHECK(coverage.Add(30, 20, MLPO_PIECE_VALUE, &at) == Coverage::Outcome::kAdded);
   CHECK(coverage.complete());
   CHECK(coverage.pieces().size() == 2);  // those of one kind have grown together
@@ -112,6 +110,19 @@ TEST_CASE("Window.EachChunkIsMeasuredOnceWhenAllOfItIsCovered") {
     CHECK(seen == std::vector<int>{1, 1, 1, 1, 1, 1});
     CHECK(measured == numel);
   }
+}
+
+TEST_CASE("Window.ManySmallPiecesCostNoMoreThanTheirNumber") {
+  // Every other element first, so that nothing grows together, then the ones between: a client may do so.
+  const uint64_t numel = MLPO_STAT_CHUNK_ELEMENTS;
+  const std::vector<Tensor> tensors = MakeTensors({numel});
+  Window window(numel, &tensors);
+  StatWork work;
+  for (uint64_t i = 0; i < numel; i += 2) window.AddPiece(i, 1, MLPO_PIECE_VALUE, &work);
+  CHECK(work.chunks.empty());
+  for (uint64_t i = 1; i < numel; i += 2) window.AddPiece(i, 1, MLPO_PIECE_VALUE, &work);
+  CHECK(work.chunks.size() == 1);
+  CHECK(window.complete());
 }
 
 TEST_CASE("Window.AWindowThatEndsLeavesRunningWorkItsOwnResults") {
