@@ -5,3 +5,6 @@ add_dependencies(mlpo_daemon_process mlpo-daemon)
 
 mlpo_test(training_test LIBS mlpo_daemon_process mlpo_client_static mlpo_adam
   SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/integration/training_test.cc)
+
+add_test(NAME bench_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/integration/bench_test.sh ${PROJECT_BINARY_DIR}/bin)
+set_tests_properties(bench_test PROPERTIES TIMEOUT 120)

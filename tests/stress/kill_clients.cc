@@ -17,6 +17,14 @@ using mlpo::Client;
 
 namespace {
 
+// What a daemon's resident memory may grow by. A sanitizer keeps freed memory aside (AddressSanitizer 256 MiB) and
+// notes about all it has seen, so that there only a leak of whole arenas would show: its own leak check sees the rest.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kResidentSlackBytes = uint64_t{512} << 20;
+#else
+constexpr uint64_t kResidentSlackBytes = uint64_t{16} << 20;
+#endif
+
 using Clock = std::chrono::steady_clock;
 
 // Small blocks and a pool far below the state of two jobs: there is I/O at any moment.
@@ -97,7 +105,7 @@ TEST_CASE("C24_ClientsKilledAtRandomMomentsLeaveNothingAndHurtNobody") {
               before.descriptors, after.descriptors, before.files, after.files,
               static_cast<double>(before.resident_bytes) / 1048576,
               static_cast<double>(after.resident_bytes) / 1048576);
-  CHECK(after.resident_bytes < before.resident_bytes + (uint64_t{16} << 20));
+  CHECK(after.resident_bytes < before.resident_bytes + kResidentSlackBytes);
   const nlohmann::json status = DaemonStatus(daemon.socket());
   CHECK(status.at("protocol_errors") == 0);
   CHECK(status.at("lost_wakeups") == 0);

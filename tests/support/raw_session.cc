@@ -15,6 +15,8 @@
 #include <system_error>
 #include <thread>
 
+#include "proto/spsc_ring.hpp"
+
 namespace mlpo::test {
 namespace {
 
@@ -212,8 +214,8 @@ RawSession::Mapping RawSession::Map(int fd, uint64_t bytes, bool writable) {
 
 void RawSession::Push(const mlpo_submission& submission, const mlpo_hyper* hyper) {
   const uint32_t place = tail_ & (entries() - 1);
-  if (hyper != nullptr) hypers()[place] = *hyper;
-  submissions()[place] = submission;
+  if (hyper != nullptr) CopyIn(&hypers()[place], *hyper);  // word by word: another thread of the test may change it
+  CopyIn(&submissions()[place], submission);
   ShowTail(tail_ + 1);
 }
 

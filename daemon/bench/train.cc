@@ -1,0 +1,223 @@
+// "mlpo-bench train": starts rank processes on a daemon (one of its own unless a socket is given), and puts their times
+// beside what the paths allow: ideal_s = (M - pool) blocks * block bytes / sum(e), with e = 1/max(1/r, 1/w, d(1/r+1/w))
+// from the limits given; limit_share = ideal_s / period_s. Without limits for every path both are null.
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "daemon/bench/bench.h"
+
+namespace mlpo::bench {
+namespace {
+
+std::string OwnProgram() { return std::filesystem::read_symlink("/proc/self/exe"); }
+
+// A rank process; we write lines to it and read lines from it.
+class RankProcess {
+ public:
+  explicit RankProcess(std::vector<std::string> arguments) {
+    int in[2], out[2];
+    if (::pipe2(in, O_CLOEXEC) != 0 || ::pipe2(out, O_CLOEXEC) != 0) throw BenchError("pipe failed");
+    std::vector<char*> argv;
+    for (std::string& argument : arguments) argv.push_back(argument.data());
+    argv.push_back(nullptr);
+    pid_ = ::fork();
+    if (pid_ < 0) throw BenchError("fork failed");
+    if (pid_ == 0) {
+      ::dup2(in[0], 0);
+      ::dup2(out[1], 1);
+      ::execv(argv[0], argv.data());
+      ::_exit(127);
+    }
+    ::close(in[0]);
+    ::close(out[1]);
+    to_ = ::fdopen(in[1], "w");
+    from_ = ::fdopen(out[0], "r");
+  }
+  RankProcess(const RankProcess&) = delete;
+  RankProcess& operator=(const RankProcess&) = delete;
+  ~RankProcess() {
+    std::fclose(to_);  // a rank that waits for us ends
+    std::fclose(from_);
+    ::waitpid(pid_, nullptr, 0);
+  }
+
+  std::string ReadLine() {
+    std::string line;
+    for (int c = std::fgetc(from_); c != '\n'; c = std::fgetc(from_)) {
+      if (c == EOF) throw BenchError("a rank ended early; its message is above");
+      line += static_cast<char>(c);
+    }
+    return line;
+  }
+  void Go() {
+    if (std::fputs("go\n", to_) < 0 || std::fflush(to_) != 0) throw BenchError("a rank is gone");
+  }
+
+ private:
+  pid_t pid_ = -1;
+  std::FILE* to_ = nullptr;
+  std::FILE* from_ = nullptr;
+};
+
+nlohmann::json Status(const std::string& socket) {
+  char* text = nullptr;
+  Need(mlpo_control(socket.empty() ? nullptr : socket.c_str(), "status", nullptr, int64_t{30'000'000'000}, &text),
+       "asking the daemon for its status");
+  const nlohmann::json status = nlohmann::json::parse(text, nullptr, false);
+  mlpo_free(text);
+  if (status.is_discarded()) throw BenchError("the daemon's status is not JSON");
+  return status;
+}
+
+// Runs this same command inside "mlpo-ctl run", which starts a daemon and ends it.
+int RunInOwnDaemon(const TrainOptions& options) {
+  if (options.paths.empty()) throw BenchError("train needs --path DIR (or --socket of a daemon that runs)");
+  char pattern[] = "/tmp/mlpo-bench-XXXXXX";
+  const int fd = ::mkstemp(pattern);
+  if (fd < 0) throw BenchError("cannot make a file in /tmp");
+  ::close(fd);
+  {
+    std::ofstream config(pattern);
+    if (options.block_elements > 0) config << "[memory]\nblock = " << options.block_elements << "\n";
+    for (const std::string& path : options.paths) {
+      config << "[[path]]\ndirectory = " << nlohmann::json(path).dump() << "\n";
+      for (const PathLimit& limit : options.limits) {
+        if (limit.directory != path) continue;
+        config << "read_limit = " << limit.read_bytes_per_s << "\nwrite_limit = " << limit.write_bytes_per_s
+               << "\nduplex = " << limit.duplex << "\n";
+      }
+    }
+  }
+  const std::string own = OwnProgram();
+  std::vector<std::string> arguments = {std::filesystem::path(own).parent_path() / "mlpo-ctl", "run", "--config",
+                                        pattern};
+  if (options.pool_bytes > 0) arguments.insert(arguments.end(), {"--memory", std::to_string(options.pool_bytes)});
+  arguments.insert(arguments.end(), {"--", own});
+  arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  ::setenv("MLPO_BENCH_INSIDE", "1", 1);
+  ::setenv("MLPO_DAEMON__LOG_LEVEL", "warning", 0);
+  const pid_t pid = ::fork();
+  if (pid < 0) throw BenchError("fork failed");
+  if (pid == 0) {
+    ::execv(argv[0], argv.data());
+    std::perror(argv[0]);
+    ::_exit(127);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  ::unlink(pattern);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+std::vector<uint64_t> Split(const TrainOptions& options) {
+  std::vector<double> weights = options.rank_weights;
+  if (weights.empty()) weights.assign(options.ranks, 1);
+  const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  std::vector<uint64_t> parts;
+  uint64_t left = options.parameters;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto part = static_cast<uint64_t>(static_cast<double>(options.parameters) * weights[i] / sum);
+    parts.push_back(i + 1 == weights.size() ? left : std::min(left, part));
+    left -= parts.back();
+  }
+  return parts;
+}
+
+// null unless every path has a limit.
+nlohmann::json IdealSeconds(const TrainOptions& options, const nlohmann::json& status, uint64_t blocks) {
+  double worth = 0;
+  for (const nlohmann::json& path : status["paths"]) {
+    const auto limit = std::find_if(options.limits.begin(), options.limits.end(), [&](const PathLimit& l) {
+      return l.directory == path["directory"].get<std::string>();
+    });
+    if (limit == options.limits.end()) return nullptr;
+    const double r = 1 / limit->read_bytes_per_s, w = 1 / limit->write_bytes_per_s;
+    worth += 1 / std::max({r, w, limit->duplex * (r + w)});
+  }
+  const auto buffers = status["pool"]["buffers"].get<uint64_t>();
+  const auto block_bytes = status["pool"]["buffer_bytes"].get<double>();
+  return static_cast<double>(blocks > buffers ? blocks - buffers : 0) * block_bytes / worth;
+}
+
+}  // namespace
+
+int Train(const TrainOptions& options) {
+  if (options.socket.empty() && std::getenv("MLPO_BENCH_INSIDE") == nullptr) return RunInOwnDaemon(options);
+  const std::string socket = !options.socket.empty() ? options.socket : std::getenv("MLPO_SOCKET");
+  const std::string job = "bench-" + std::to_string(::getpid());
+  const std::vector<uint64_t> parts = Split(options);
+  std::vector<std::unique_ptr<RankProcess>> ranks;
+  for (uint32_t rank = 0; rank < options.ranks; ++rank) {
+    ranks.push_back(std::make_unique<RankProcess>(std::vector<std::string>{
+        OwnProgram(), "train-rank", "--socket", socket, "--job", job, "--rank", std::to_string(rank), "--ranks",
+        std::to_string(options.ranks), "--params", std::to_string(parts[rank]), "--steps",
+        std::to_string(options.steps), "--grad", options.grad}));
+  }
+  for (const auto& rank : ranks) rank->ReadLine();
+  const nlohmann::json before = Status(socket);
+  for (const auto& rank : ranks) rank->Go();
+  double begin_s = 0, first_end_s = 0, last_end_s = 0;
+  for (const auto& rank : ranks) {
+    const nlohmann::json line = nlohmann::json::parse(rank->ReadLine());
+    const double began_s = line["begin_s"];
+    begin_s = begin_s == 0 ? began_s : std::min(begin_s, began_s);
+    first_end_s = std::max(first_end_s, line["step_ends_s"].front().get<double>());
+    last_end_s = std::max(last_end_s, line["step_ends_s"].back().get<double>());
+  }
+  const nlohmann::json after = Status(socket);
+  std::string check;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    ranks[i]->Go();
+    const std::string differs = nlohmann::json::parse(ranks[i]->ReadLine())["check"];
+    if (!differs.empty() && check.empty()) check = "rank " + std::to_string(i) + ": " + differs;
+  }
+
+  const double period_s = (last_end_s - first_end_s) / (options.steps - 1);
+  const double block_elements = after["pool"]["buffer_bytes"].get<double>() / 12;
+  const auto blocks = static_cast<uint64_t>(static_cast<double>(options.parameters) / block_elements + 0.999999);
+  nlohmann::json result;
+  result["parameters"] = options.parameters;
+  result["ranks"] = options.ranks;
+  result["steps"] = options.steps;
+  result["period_s"] = period_s;
+  result["ideal_s"] = IdealSeconds(options, after, blocks);
+  result["limit_share"] =
+      result["ideal_s"].is_null() ? nlohmann::json() : nlohmann::json(result["ideal_s"].get<double>() / period_s);
+  result["run_s"] = last_end_s - begin_s;
+  result["parameters_per_s"] = static_cast<double>(options.parameters) / period_s;
+  uint64_t read_bytes = 0;
+  result["paths"] = nlohmann::json::array();
+  for (size_t i = 0; i < after["paths"].size(); ++i) {
+    const nlohmann::json& now = after["paths"][i];
+    const nlohmann::json& then = before["paths"][i];
+    const uint64_t read = now["read_bytes"].get<uint64_t>() - then["read_bytes"].get<uint64_t>();
+    const uint64_t written = now["written_bytes"].get<uint64_t>() - then["written_bytes"].get<uint64_t>();
+    read_bytes += read;
+    result["paths"].push_back({{"name", now["name"]},
+                               {"read_bytes", read / options.steps},
+                               {"written_bytes", written / options.steps},
+                               {"direct_io", now["direct_io"]},
+                               {"engine", now["engine"]}});
+  }
+  // The first step reads no moments, so that its share is a little too high.
+  result["cached_share"] = std::max(
+      0.0, 1 - static_cast<double>(read_bytes) / options.steps / (12 * static_cast<double>(options.parameters)));
+  result["check"] = check.empty() ? "ok" : check;
+  Print(result, options.json);
+  return check.empty() ? 0 : 1;
+}
+
+}  // namespace mlpo::bench
