@@ -360,10 +360,10 @@ void ClientConnection::SetStaging(uint64_t bytes, Arena::Place place) {
 }
 
 template <class T>
-void ClientConnection::Reply(const T& frame, std::span<const int> fds) {
+void ClientConnection::Reply(const T& frame) {
   if (ended()) return;
   busy_ = false;
-  Status status = SendFrame(socket_.native_handle(), &frame, sizeof frame, fds);
+  Status status = SendFrame(socket_.native_handle(), &frame, sizeof frame, {});
   if (!status.ok()) End(status, false);
 }
 

@@ -69,7 +69,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   void SetStaging(uint64_t bytes, Arena::Place place);
   // Ends the client's request with an answer or an error; a request's own failure leaves the session alone.
   template <class T>
-  void Reply(const T& frame, std::span<const int> fds = {});
+  void Reply(const T& frame);
   void Refuse(const Status& status);
 
   SessionServer* const server_;

@@ -31,7 +31,6 @@ class RingReader {
   void Release() { ring_.Release(); }
   // Whether something waits; the last look before sleeping.
   bool WaitsBeforeSleep() const { return ring_.AvailableBeforeSleep() != 0; }
-  bool Waits() const { return ring_.Available() != 0; }
 
  private:
   struct Limits {

@@ -35,6 +35,20 @@ void TrainStep(FakeTier& tier, SessionId session, int subgroups, uint32_t epoch)
   }
 }
 
+// Gives the tier a subgroup of 20 blocks on storage, and an update of it whose sixth read fails. Returns the update.
+uint64_t FailAnUpdateInTheMiddle(FakeTier& tier) {
+  tier.AddSubgroup(1, 1, {20 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  tier.SetFault(
+      0, [reads = 0](const Transfer& t) mutable { return t.direction == Direction::kRead && ++reads == 6 ? EIO : 0; });
+  tier.Grad(1, 1, 1);
+  tier.RunUntilQuiet();
+  const uint64_t update = tier.Update(1, 1, 1);
+  tier.RunUntilAnswered(update);
+  return update;
+}
+
 }  // namespace
 
 TEST_CASE("Scheduler.TrainsWithAnyNumberOfBuffersAndPaths") {
@@ -268,15 +282,7 @@ TEST_CASE("Scheduler.FailedWritesGoElsewhereAndThePathComesBack") {
 
 TEST_CASE("Scheduler.AFailedReadFailsTheUpdateAndTheSameUpdateGoesOn") {
   FakeTier tier(MakeOptions(4, 1), {{}});
-  tier.AddSubgroup(1, 1, {20 * kBlock});
-  tier.WriteState(1, 1, MLPO_PART_STATE);
-  tier.RunUntilQuiet();
-  int reads = 0;
-  tier.SetFault(0, [&](const Transfer& t) { return t.direction == Direction::kRead && ++reads == 6 ? EIO : 0; });
-  tier.Grad(1, 1, 1);
-  tier.RunUntilQuiet();
-  const uint64_t failed = tier.Update(1, 1, 1);
-  tier.RunUntilAnswered(failed);
+  const uint64_t failed = FailAnUpdateInTheMiddle(tier);
   const Failure& failure = tier.completion(failed).failure;
   CHECK(failure.status == MLPO_E_IO);
   CHECK(failure.os_errno == EIO);
@@ -298,14 +304,7 @@ TEST_CASE("Scheduler.AFailedReadFailsTheUpdateAndTheSameUpdateGoesOn") {
 
 TEST_CASE("Scheduler.WritingAllStateMakesATornSubgroupWhole") {
   FakeTier tier(MakeOptions(4, 1), {{}});
-  tier.AddSubgroup(1, 1, {20 * kBlock});
-  tier.WriteState(1, 1, MLPO_PART_STATE);
-  tier.RunUntilQuiet();
-  int reads = 0;
-  tier.SetFault(0, [&](const Transfer& t) { return t.direction == Direction::kRead && ++reads == 6 ? EIO : 0; });
-  tier.Grad(1, 1, 1);
-  tier.RunUntilQuiet();
-  tier.RunUntilAnswered(tier.Update(1, 1, 1));
+  FailAnUpdateInTheMiddle(tier);
   tier.RunUntilQuiet();
   tier.Submit(1, MLPO_OP_WRITE_STATE, 1, 0, MLPO_PART_STATE, 0, 10 * kBlock);
   tier.RunUntilQuiet();
