@@ -20,26 +20,27 @@ void AppendErrno(int error) {
   snprintf(last_text + used, sizeof last_text - used, ": %s", strerror_r(error, buffer, sizeof buffer));
 }
 
+void SetText(const char* format, va_list arguments) {
+  char text[sizeof last_text];  // a second buffer: an argument may be last_text itself
+  vsnprintf(text, sizeof text, format, arguments);
+  memcpy(last_text, text, strlen(text) + 1);
+}
+
 }  // namespace
 
 int Fail(int code, const char* format, ...) {
-  // Through a second buffer: an argument may be last_text itself.
-  char text[sizeof last_text];
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
+  SetText(format, arguments);
   va_end(arguments);
-  memcpy(last_text, text, strlen(text) + 1);
   return code;
 }
 
 int FailErrno(int error, const char* format, ...) {
-  char text[sizeof last_text];
   va_list arguments;
   va_start(arguments, format);
-  vsnprintf(text, sizeof text, format, arguments);
+  SetText(format, arguments);
   va_end(arguments);
-  memcpy(last_text, text, strlen(text) + 1);
   AppendErrno(error);
   return -error;
 }
