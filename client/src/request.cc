@@ -93,6 +93,20 @@ int mlpo_request_wait(mlpo_request* request, int64_t timeout_ns, mlpo_result* re
   return status == 0 ? 0 : mlpo::client::Fail(status, "%s", request->result.text);
 }
 
+int mlpo_wait_any(mlpo_request* const* requests, size_t count, int64_t timeout_ns, size_t* index) {
+  if (requests == nullptr || count == 0 || index == nullptr)
+    return mlpo::client::Fail(-EINVAL, "requests or index is NULL, or count is 0");
+  for (size_t i = 0; i < count; ++i) {
+    if (requests[i] == nullptr) return mlpo::client::Fail(-EINVAL, "requests[%zu] is NULL", i);
+    if (requests[i]->client != requests[0]->client)
+      return mlpo::client::Fail(-EINVAL, "requests[%zu] is of another client than requests[0]", i);
+  }
+  mlpo_client* client = requests[0]->client;
+  if (int code = client->CheckProcess(); code != 0) return code;
+  MutexLock lock(client->ring.lock());
+  return client->ring.WaitUntilAnyEnded(requests, count, Deadline::In(timeout_ns), index);
+}
+
 int mlpo_request_done(mlpo_request* request) {
   if (request == nullptr) return mlpo::client::Fail(-EINVAL, "request is NULL");
   mlpo_client* client = request->client;

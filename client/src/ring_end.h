@@ -14,6 +14,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "client/src/clock.h"
@@ -76,6 +77,8 @@ class RingEnd {
   void Reap();
   // 0 when the request has ended, whatever with; -ETIMEDOUT.
   int WaitUntilEnded(mlpo_request* request, Deadline deadline);
+  // 0 when one of them has ended: *index is the first that has; -ETIMEDOUT.
+  int WaitUntilAnyEnded(mlpo_request* const* requests, size_t count, Deadline deadline, size_t* index);
 
   // Ends the session for this process: everything in flight ends with `failure`, and so does everything later. What
   // the daemon completed before is taken in first, unless the ring cannot be trusted.

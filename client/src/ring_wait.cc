@@ -59,6 +59,19 @@ int RingEnd::WaitUntilEnded(mlpo_request* request, Deadline deadline) {
   return code == -ETIMEDOUT ? Fail(code, "the request has not ended in time; it goes on") : code;
 }
 
+int RingEnd::WaitUntilAnyEnded(mlpo_request* const* requests, size_t count, Deadline deadline, size_t* index) {
+  const auto one_has = [requests, count, index] {
+    for (size_t i = 0; i < count; ++i) {
+      if (!requests[i]->ended.load(std::memory_order_relaxed)) continue;
+      *index = i;
+      return true;
+    }
+    return false;
+  };
+  const int code = WaitFor(one_has, deadline);
+  return code == -ETIMEDOUT ? Fail(code, "none of %zu requests has ended in time; they go on", count) : code;
+}
+
 int RingEnd::WaitForPlaces(uint32_t count, Deadline deadline) {
   for (;;) {
     int code = WaitFor([this, count] { return free_count_ >= count; }, deadline);

@@ -72,6 +72,79 @@ TEST_CASE("Requests.EightThreadsEachGetTheirOwn") {
   CHECK(client.Info().lost_wakeups == 0);
 }
 
+TEST_CASE("Requests.WaitAnyTellsWhichHasEnded") {
+  auto script = std::make_shared<Script>();
+  script->answer = [n = 0](const mlpo_submission&, const mlpo_hyper&) mutable -> std::optional<FakeAnswer> {
+    FakeAnswer answer;
+    answer.hold = ++n != 3;  // only the third is answered at once
+    return answer;
+  };
+  FakeDaemon daemon(script);
+  Connected client(daemon);
+  std::vector<mlpo_request*> requests(4);
+  for (mlpo_request*& request : requests) REQUIRE(mlpo_submit_nop(client, kSecond, &request) == 0);
+  size_t index = 99;
+  CHECK(mlpo_wait_any(requests.data(), 4, 5 * kSecond, &index) == 0);
+  CHECK(index == 2);
+  CHECK(mlpo_wait_any(requests.data(), 4, 0, &index) == 0);  // again: it does not use anything up
+  CHECK(index == 2);
+  mlpo_request* held[] = {requests[3], requests[0], requests[1]};
+  const auto start = std::chrono::steady_clock::now();
+  CHECK(mlpo_wait_any(held, 3, kSecond / 5, &index) == -ETIMEDOUT);
+  CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >= 0.2);
+  CHECK(LastErrorHas("none of 3 requests"));
+
+  // A thread that waits for one and a thread that waits for any of the others: both are woken.
+  std::atomic<int> woken{0};
+  std::vector<std::thread> threads;
+  threads.emplace_back([&] { woken += mlpo_request_wait(requests[0], 20 * kSecond, nullptr) == 0; });
+  threads.emplace_back([&] {
+    size_t which = 99;
+    woken += mlpo_wait_any(&requests[1], 1, 20 * kSecond, &which) == 0 && which == 0;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  daemon.ReleaseHeld();
+  for (std::thread& thread : threads) thread.join();
+  CHECK(woken == 2);
+  CHECK(client.Info().lost_wakeups == 0);
+
+  Connected other(daemon);
+  mlpo_request* foreign = nullptr;
+  REQUIRE(mlpo_submit_nop(other, kSecond, &foreign) == 0);
+  mlpo_request* mixed[] = {requests[0], foreign};
+  CHECK(mlpo_wait_any(mixed, 2, 0, &index) == -EINVAL);
+  CHECK(LastErrorHas("requests[1] is of another client"));
+  mlpo_request* with_null[] = {requests[0], nullptr};
+  CHECK(mlpo_wait_any(with_null, 2, 0, &index) == -EINVAL);
+  CHECK(mlpo_wait_any(nullptr, 1, 0, &index) == -EINVAL);
+  CHECK(mlpo_wait_any(mixed, 0, 0, &index) == -EINVAL);
+  mlpo_request_free(foreign);
+  for (mlpo_request* request : requests) mlpo_request_free(request);
+}
+
+TEST_CASE("Requests.WaitAnyEndsWithTheDaemon") {
+  auto script = std::make_shared<Script>();
+  script->answer = [](const mlpo_submission&, const mlpo_hyper&) -> std::optional<FakeAnswer> {
+    FakeAnswer answer;
+    answer.hold = true;
+    return answer;
+  };
+  FakeDaemon daemon(script);
+  Connected client(daemon);
+  mlpo_request* requests[2] = {};
+  for (mlpo_request*& request : requests) REQUIRE(mlpo_submit_nop(client, kSecond, &request) == 0);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    daemon.Die();
+  });
+  size_t index = 99;
+  CHECK(mlpo_wait_any(requests, 2, 20 * kSecond, &index) == 0);  // both have ended, with the session's reason
+  CHECK(index == 0);
+  CHECK(mlpo_request_wait(requests[0], 0, nullptr) == MLPO_ERR_DAEMON_DIED);
+  killer.join();
+  for (mlpo_request* request : requests) mlpo_request_free(request);
+}
+
 TEST_CASE("Requests.LostWakeUpIsFoundAndCounted") {
   auto script = std::make_shared<Script>();
   std::atomic<int> delay_ms{100};

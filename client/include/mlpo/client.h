@@ -181,6 +181,10 @@ struct mlpo_result {
 /* Waits. 0: ended with success; the request's own negative code: ended with that; -ETIMEDOUT: goes on. `result` may be
  * NULL. The calling thread's mlpo_last_error() is set to the failure's text. */
 MLPO_API int mlpo_request_wait(mlpo_request* request, int64_t timeout_ns, struct mlpo_result* result);
+/* Waits until one of `count` requests of one client has ended, with whatever, and stores in *index which: the first in
+ * the array that has. 0; -ETIMEDOUT: none has; -EINVAL: no requests, a NULL among them, or of several clients. What it
+ * ended with is for mlpo_request_wait to say. No request may be freed during the call. */
+MLPO_API int mlpo_wait_any(mlpo_request* const* requests, size_t count, int64_t timeout_ns, size_t* index);
 /* 1 if it has ended, 0 if not, negative on misuse. Never blocks. */
 MLPO_API int mlpo_request_done(mlpo_request* request);
 MLPO_API void mlpo_request_free(mlpo_request* request); /* NULL is allowed */

@@ -72,6 +72,19 @@ class Request {
   std::unique_ptr<mlpo_request, Free> request_;
 };
 
+// Which of the requests, all of one client, has ended: the first in the vector that has; nullopt when the time-out
+// passed first.
+inline std::optional<size_t> WaitAny(const std::vector<const Request*>& requests, Timeout timeout = kForever) {
+  std::vector<mlpo_request*> raw;
+  raw.reserve(requests.size());
+  for (const Request* request : requests) raw.push_back(request->get());
+  size_t index = 0;
+  const int code = mlpo_wait_any(raw.data(), raw.size(), timeout.count(), &index);
+  if (code == -ETIMEDOUT) return std::nullopt;
+  Check(code);
+  return index;
+}
+
 class Subgroup {
  public:
   explicit Subgroup(mlpo_subgroup* subgroup) : subgroup_(subgroup) {}

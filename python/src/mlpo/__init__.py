@@ -12,7 +12,7 @@ For PyTorch there is mlpo.torch.OffloadAdamW, which does this behind torch.optim
 
 from ._client import Client, connect
 from ._errors import MlpoError, NonFiniteGradientError, NotOfferedError, TimeoutError
-from ._request import GradInfo, Request
+from ._request import GradInfo, Request, wait_any
 from ._subgroup import Kind, State, Subgroup, TensorSpec
 from ._views import View
 
@@ -39,4 +39,5 @@ __all__ = [
     "TimeoutError",
     "View",
     "connect",
+    "wait_any",
 ]

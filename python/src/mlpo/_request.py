@@ -7,14 +7,15 @@ import errno
 import logging
 import threading
 from dataclasses import dataclass
-from typing import Any, Callable, Generator, Generic, Optional, TypeVar
+from typing import Any, Callable, Generator, Generic, Optional, Sequence, TypeVar
 
-from ._blocking import SLICE_S, Deadline
-from ._errors import MlpoError, TimeoutError, error_of, last_error
+from ._blocking import Deadline
+from ._errors import MlpoError, TimeoutError, check, error_of, last_error
 from ._native import ffi, lib
 from ._session import Session
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Request[Any]")
 
 _log = logging.getLogger("mlpo")
 
@@ -130,6 +131,27 @@ class Request(Generic[T]):
             _call(callback, self)
 
 
+def wait_any(requests: Sequence[R], timeout: Optional[float] = None) -> list[R]:
+    """Waits until one of the requests, all of one client, has ended and returns those that have: at least one.
+
+    `timeout` is in seconds; None waits as long as the daemon lives. Raises mlpo.TimeoutError when it passes, and
+    ValueError without requests; what a request ended with is for its result(). Releases the GIL and can be interrupted.
+    """
+    if not requests:
+        raise ValueError("wait_any() needs a request to wait for")
+    pointers = ffi.new("mlpo_request *[]", [request._pointer for request in requests])
+    index = ffi.new("size_t *")
+    deadline = Deadline(timeout)
+    while True:
+        requests[0]._session.check_not_forked()
+        code = lib.mlpo_wait_any(pointers, len(requests), deadline.slice_ns(), index)
+        if code != -errno.ETIMEDOUT:
+            check(code)
+            return [request for request in requests if request.done()]
+        if deadline.passed():
+            raise TimeoutError(code, f"none of {len(requests)} requests has ended within {timeout} s; they go on")
+
+
 def _call(callback: Callable[[Any], None], request: Any) -> None:
     try:
         callback(request)
@@ -144,7 +166,7 @@ class Waiter:
     """
 
     _IDLE_S = 1.0
-    _TURN_S = 0.002  # the C API waits for one request; the others are looked at this often
+    _TURN_S = 0.005  # how soon a request that comes meanwhile is looked at
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -167,9 +189,10 @@ class Waiter:
                     self._running = False
                     return
                 watched = list(self._watched)
-            turn = SLICE_S if len(watched) == 1 else self._TURN_S
-            watched[0]._wait(int(min(turn, 0.02) * 1e9))
-            ended = [request for request in watched if request._wait(0)]
+            try:
+                ended = [request for request in wait_any(watched, self._TURN_S) if request._wait(0)]
+            except TimeoutError:
+                ended = []
             with self._changed:
                 self._watched = [request for request in self._watched if request not in ended]
             for request in ended:

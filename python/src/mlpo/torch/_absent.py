@@ -24,16 +24,11 @@ class Absent:
 
     def attach_ddp(self, model: Any) -> NoReturn:
         """Not offered by this version."""
-        raise not_offered("OffloadAdamW.attach_ddp()", "gradients are taken at step(), after DDP's all-reduce")
+        raise not_offered(
+            "OffloadAdamW.attach_ddp()",
+            "with DDP use overlap=False and replicas=True: gradients are then taken at step(), after DDP's all-reduce",
+        )
 
     def attach_forward(self, model: Any) -> NoReturn:
         """Not offered by this version."""
         raise not_offered("OffloadAdamW.attach_forward()", "step() returns when every parameter has its new value")
-
-    def no_sync(self) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("OffloadAdamW.no_sync()", "accumulate in .grad and call step() once")
-
-    def wait(self) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("OffloadAdamW.wait()", "step() returns when every parameter has its new value")

@@ -50,14 +50,26 @@ class Pack:
             start = end
         self.fresh = True  # masters are what the parameters were at registration, in this very step
 
+    def write_gradient(self, member: Member, add: bool = False) -> None:
+        """Puts a parameter's .grad into the slot, or adds it to what is there, in the slot's type."""
+        grad = member.param.grad
+        assert grad is not None
+        member.slot_is_value = False
+        if add:
+            member.grad.add_(grad if grad.device == member.grad.device else grad.to(member.grad.device))
+        else:
+            member.grad.copy_(grad)
+
     def submit_gradient(self, taken: Sequence[Member]) -> Request[GradInfo]:
-        """Writes the gradients of `taken` into the slot and tells the daemon; the others are skipped."""
+        """Writes the gradients of `taken` into the slot and tells the daemon."""
+        for member in taken:
+            self.write_gradient(member)
+        return self.submit(taken)
+
+    def submit(self, taken: Sequence[Member]) -> Request[GradInfo]:
+        """Tells the daemon that the gradients of `taken` are in the slot; the others are skipped."""
         self.fresh = False
         chosen = {member.index for member in taken}
-        for member in taken:
-            member.slot_is_value = False
-            assert member.param.grad is not None
-            member.grad.copy_(member.param.grad)
         pieces: Optional[list[tuple[int, int, int]]] = None
         if len(chosen) < len(self.members):
             pieces, start = [], 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from typing import Any, Callable, NoReturn, Optional, Union
+from typing import Any, Callable, ContextManager, NoReturn, Optional, Union
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -13,7 +14,8 @@ from .._errors import MlpoError, NonFiniteGradientError, not_offered
 from .._subgroup import Subgroup
 from . import _checks, _default_client, _loading, _state
 from ._absent import Absent
-from ._binding import Pack, fit_name
+from ._binding import Member, Pack, fit_name
+from ._overlap import Overlap, is_taken
 from ._packing import Named, packs
 from ._steps import Part, Step, not_finite
 
@@ -32,6 +34,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
     float16 or bfloat16, of any strides, on any device; 16-bit ones have FP32 masters in the daemon. Gradients are taken
     from `.grad` at step(), so whatever is done to them before (clipping, accumulation) counts; a parameter whose
     gradient is None is left as it is. Parameters are registered at the first step() or load_state_dict().
+    With overlap=True gradients are taken while the backward pass computes them, and .grad is released.
 
     Arguments beyond torch's:
       client: an mlpo.Client; default: one for the process, made by mlpo.connect() at the first step.
@@ -41,6 +44,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
       nonfinite: "raise": step() with an inf or NaN gradient changes nothing and raises mlpo.NonFiniteGradientError;
         "apply": it is applied, as torch does.
       replicas: with torch.distributed and more than one rank, allows that each rank keeps a whole copy of the state.
+      overlap: gradients are taken in the backward pass, by hooks, and sent to the daemon as soon as a subgroup has all of
+        its own; .grad is then a tensor without memory that raises when it is used, until zero_grad(). Gradients of
+        several passes are added in the slot, in grad_dtype. The first step sends all of them at step().
+      gradient_accumulation_steps: backward passes a step, for overlap: a subgroup of which they use the parameters
+        unequally often is sent at step(). Alternatively all passes but the last are made under no_sync().
     foreach, fused and capturable are accepted and have no effect. amsgrad, maximize and differentiable are refused.
 
     Threads: as torch's optimizers, for one thread at a time. Errors of the daemon are mlpo.MlpoError. An interrupted or
@@ -63,18 +71,19 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         nonfinite: str = "raise",
         replicas: bool = False,
         overlap: bool = False,
+        gradient_accumulation_steps: int = 1,
         foreach: Optional[bool] = None,
         fused: Optional[bool] = None,
         capturable: bool = False,
         maximize: bool = False,
         differentiable: bool = False,
     ) -> None:
-        if overlap:
-            raise not_offered("overlap=True", "leave it out: gradients are then taken at step()")
         if nonfinite not in ("raise", "apply"):
             raise ValueError(f'nonfinite is {nonfinite!r}; it is "raise" or "apply"')
         if subgroup_elements < 1:
             raise ValueError(f"subgroup_elements is {subgroup_elements}; it must be positive")
+        if gradient_accumulation_steps < 1:
+            raise ValueError(f"gradient_accumulation_steps is {gradient_accumulation_steps}; it must be positive")
         if grad_dtype is not None and grad_dtype not in _checks.DTYPES:
             raise TypeError(f"grad_dtype is {grad_dtype}; offered are float32, float16 and bfloat16")
         self._client = client
@@ -89,6 +98,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._under_way: Optional[Step] = None
         self._skips_in_a_row = 0
         self._closed = False
+        self._overlap = Overlap(self, gradient_accumulation_steps) if overlap else None
+        if overlap:
+            _refuse_ranks()
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
             "foreach": foreach, "maximize": maximize, "capturable": capturable, "differentiable": differentiable,
@@ -121,6 +133,27 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         except BaseException:
             self.param_groups.pop()
             raise
+        if self._overlap is not None:
+            self._overlap.watch()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets all gradients, those that overlap=True has taken too."""
+        if self._overlap is not None:
+            self._overlap.drop(set_to_none)
+            self._overlap.watch()
+        super().zero_grad(set_to_none)
+
+    def no_sync(self) -> ContextManager[None]:
+        """For all backward passes of a step but the last: with overlap=True nothing is sent to the daemon inside.
+
+        Without overlap it does nothing.
+        """
+        return contextlib.nullcontext() if self._overlap is None else self._overlap.no_sync()
+
+    @property
+    def sent_in_backward(self) -> int:
+        """Subgroups whose gradients went out during the backward pass of the last step; 0 without overlap=True."""
+        return 0 if self._overlap is None else self._overlap.sent_in_backward
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None, *, wait: bool = True) -> Any:
@@ -139,10 +172,15 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
                 for member in part.members:
                     part.pack.reload_masters(member)
         self._under_way = step
-        if not step.take_gradients() and not self._apply_nonfinite:
+        if self._overlap is not None:
+            self._overlap.begin([part.pack for part in step.parts])
+        submit = Pack.submit_gradient if self._overlap is None else self._overlap.submit
+        if not step.take_gradients(submit) and not self._apply_nonfinite:
             self._skip(step)
         self._skips_in_a_row = 0
         step.decided = True
+        if self._overlap is not None:
+            self._overlap.used([member for part in step.parts for member in part.members])
         self._finish_step()
         return loss
 
@@ -213,6 +251,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if self._closed:
             return
         self._closed = True
+        if self._overlap is not None:
+            self._overlap.close()
         self._packs, self._places = [], {}
         if self._owns_client and self._client is not None:
             _default_client.release(self._client)
@@ -237,6 +277,19 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
     def _all_named(self) -> list[Named]:
         return [item for index in range(len(self.param_groups)) for item in self._named(index)]
 
+    def _name_of(self, param: torch.Tensor) -> str:
+        return next((item.name for item in self._all_named() if item.param is param), "?")
+
+    def _place_of(self, param: torch.Tensor) -> tuple[Pack, Member]:
+        """Where a parameter with elements is; registers those that are not yet."""
+        if param not in self._places:
+            self._check_open()
+            self._bind()
+            for pack in self._packs:
+                pack.fresh = False  # masters are not of the coming step's very moment
+        pack, index = self._places[param]
+        return pack, pack.members[index]
+
     def _bind(self) -> None:
         """Registers parameters that are not yet."""
         for index in range(len(self.param_groups)):
@@ -253,6 +306,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
     def _connected(self) -> Client:
         if self._client is None:
             self._client = _default_client.acquire()
+        if self._overlap is not None:
+            _refuse_ranks()
         _refuse_replicas(self._replicas)
         return self._client
 
@@ -274,14 +329,14 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             _checks.group_flags(group)
             hypers.append(_checks.hyper(group))
             for item in self._named(index):
-                if item.param.grad is not None:
+                if item.param.grad is not None and not is_taken(item.param.grad):
                     _checks.gradient(item.param, item.name, self._grad_dtype or item.param.dtype)
         self._bind()
         parts: dict[int, Part] = {}
         counts: dict[torch.Tensor, torch.Tensor] = {}
         for group, hyper in zip(self.param_groups, hypers):
             for param in group["params"]:
-                if param.grad is None:
+                if not self._has_gradient(param):
                     continue
                 known = self.state[param].get("step") if param in self.state else None
                 counts[param] = _state.step_tensor(1) if known is None else known + 1
@@ -293,9 +348,27 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
                     part.members.append(pack.members[index])
         return Step(list(parts.values()), counts)
 
+    def _has_gradient(self, param: torch.Tensor) -> bool:
+        return param.grad is not None if self._overlap is None else self._overlap.has_gradient(param)
+
+    def _settle(self, pack: Pack) -> None:
+        """Ends a step under way as far as its slot is concerned."""
+        step = self._under_way
+        if step is None:
+            return
+        if step.decided:
+            step.finish_parts([part for part in step.parts if part.pack is pack], self._apply_nonfinite)
+        else:
+            self._finish_step()
+
+    def _forget(self, step: Step, overflow: bool = False) -> None:
+        step.forget(overflow)
+        if self._overlap is not None:
+            self._overlap.forgotten([part.pack for part in step.parts])
+
     def _skip(self, step: Step) -> NoReturn:
         """Forgets a step with gradients that are not finite."""
-        step.forget(overflow=True)
+        self._forget(step, overflow=True)
         self._under_way = None
         self._skips_in_a_row += 1
         if self._skips_in_a_row == _WARN_AFTER_SKIPS:
@@ -310,7 +383,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if step.decided:
             step.finish(self._apply_nonfinite, self.state)
         else:
-            step.forget()
+            self._forget(step)
         self._under_way = None
 
     def _end_step(self) -> None:
@@ -324,11 +397,23 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._under_way = None
 
 
+def _ranks() -> int:
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 1
+    return int(torch.distributed.get_world_size())
+
+
+def _refuse_ranks() -> None:
+    if _ranks() > 1:
+        raise not_offered(
+            f"overlap=True with {_ranks()} ranks of torch.distributed",
+            "use overlap=False: the hooks would see gradients before they are reduced over the ranks",
+        )
+
+
 def _refuse_replicas(allowed: bool) -> None:
-    if allowed or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-        return
-    ranks = torch.distributed.get_world_size()
-    if ranks > 1:
+    ranks = _ranks()
+    if not allowed and ranks > 1:
         raise not_offered(
             f"sharing optimizer state over {ranks} ranks of torch.distributed",
             f"pass replicas=True to keep {ranks} whole copies of it, one a rank (gradients must be equal on all ranks)",

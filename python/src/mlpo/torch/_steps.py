@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any, MutableMapping, Optional, Sequence
+from typing import Any, Callable, MutableMapping, Optional, Sequence
 
 import torch
 
-from .._errors import MlpoError, TimeoutError
+from .._errors import MlpoError
 from .._native import lib
-from .._request import GradInfo, Request
+from .._request import GradInfo, Request, wait_any
 from ._binding import Member, Pack
 from ._checks import Hyper
 
-_TURN_S = 0.001  # updates end in any order; how long to wait for one before the others are looked at
+_TURN_S = 0.001  # how often to look whether an update whose request is lost has ended
 
 
 @dataclass
@@ -44,11 +44,11 @@ class Step:
         self.counts = counts
         self.decided = False
 
-    def take_gradients(self) -> bool:
-        """Sends all gradients; whether they are finite."""
+    def take_gradients(self, submit: Callable[[Pack, Sequence[Member]], Request[GradInfo]]) -> bool:
+        """Sends all gradients by `submit`; whether they are finite."""
         for part in self.parts:
             part.epoch = part.pack.subgroup.epoch
-            part.gradient = part.pack.submit_gradient(part.members)
+            part.gradient = submit(part.pack, part.members)
         return all([part.gradient.result().all_finite for part in self.parts if part.gradient is not None])
 
     def forget(self, overflow: bool = False) -> None:
@@ -64,8 +64,21 @@ class Step:
 
         Waits for all updates, then raises the first failure; a repeated call goes on with those that failed.
         """
+        self.finish_parts(self.parts, apply_nonfinite)
+        for param, count in self.counts.items():
+            state[param]["step"] = count
+
+    def finish_parts(self, parts: Sequence[Part], apply_nonfinite: bool) -> None:
+        """As finish(), for some subgroups and without the step counts."""
+        failure = self.submit_updates(parts, apply_nonfinite)
+        failure = self.wait_for(parts) or failure
+        if failure is not None:
+            raise failure
+
+    def submit_updates(self, parts: Sequence[Part], apply_nonfinite: bool) -> Optional[MlpoError]:
+        """Submits the updates that are not under way; the first failure."""
         failure: Optional[MlpoError] = None
-        for part in self.parts:
+        for part in parts:
             if not part.ended and part.update is None:
                 try:
                     part.update = _submit(part, apply_nonfinite)
@@ -74,21 +87,22 @@ class Step:
                 else:
                     if part.update is None:
                         _end(part)
-        waiting = [part for part in self.parts if part.update is not None and not part.ended]
+        return failure
+
+    def wait_for(self, parts: Sequence[Part]) -> Optional[MlpoError]:
+        """Waits for the updates that are under way and copies parameters back as they arrive; the first failure."""
+        failure: Optional[MlpoError] = None
+        waiting = {part.update: part for part in parts if part.update is not None and not part.ended}
         while waiting:
-            for part in _some_ended(waiting):
-                assert part.update is not None
-                found = part.update.exception()
+            for update in wait_any(list(waiting)):
+                part = waiting.pop(update)
+                found = update.exception()
                 if found is None or _has_moved(part):
                     _end(part)
                 else:
                     part.update = None
                     failure = failure or found
-            waiting = [part for part in waiting if part.update is not None and not part.ended]
-        if failure is not None:
-            raise failure
-        for param, count in self.counts.items():
-            state[param]["step"] = count
+        return failure
 
     def abandon(self) -> None:
         """Gives up updates that failed. A subgroup left partly updated needs all of its state written afterwards."""
@@ -129,27 +143,13 @@ def _has_moved(part: Part) -> bool:
     return part.pack.subgroup.epoch == part.epoch + 1
 
 
-def _some_ended(parts: Sequence[Part]) -> list[Part]:
-    """Waits until an update has ended and returns those that have."""
-    while True:
-        ended = [part for part in parts if part.update is not None and part.update.done()]
-        if ended:
-            return ended
-        first = parts[0].update
-        assert first is not None
-        try:
-            first.exception(_TURN_S)
-        except TimeoutError:
-            pass
-
-
 def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...]]:
     """The arguments of NonFiniteGradientError for a step, with the names of the parameters."""
     names = tuple(
         member.name
         for part in parts
         for member in part.members
-        if member.param.grad is not None and not bool(member.param.grad.isfinite().all())
+        if not bool(member.grad.isfinite().all())
     )
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     text = (

@@ -1,0 +1,327 @@
+"""overlap=True: gradients go into the slots while the backward pass runs, and on to the daemon.
+
+Whether a parameter has a gradient is always told by its .grad, as without overlap:
+  None: it has none, whatever the slot holds; a Taken tensor: it is in the slot; another tensor: it is that one.
+So zero_grad() of a model, gradients that somebody assigns and layers without a part mean what they always mean.
+
+A subgroup's gradient leaves during the backward pass once each of its parameters was called as often as usual: as in the
+step before. That is a guess. A call that comes after it takes the gradient back (DISCARD leaves the slot's bytes alone),
+adds to it, and it leaves at step(): a wrong guess costs time, never a gradient.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from .._request import GradInfo, Request
+from . import _checks
+from ._binding import Member, Pack
+
+if TYPE_CHECKING:
+    from ._optimizer import OffloadAdamW
+
+# A parameter that has not been called in so many steps at first is not waited for.
+_IDLE_STEPS = 3
+
+
+class Taken(torch.Tensor):
+    """What .grad is while the gradient is in a slot: has the gradient's shape and no memory, and raises on any use."""
+
+    used: bool  # by step(): the slot holds parameters again
+    text: str
+
+    @staticmethod
+    def of(grad: torch.Tensor, name: str) -> Taken:
+        taken = torch.empty((), dtype=grad.dtype, device=grad.device).expand(grad.shape).as_subclass(Taken)
+        taken.used = False
+        taken.text = (
+            f"the gradient of parameter {name} was taken during the backward pass (overlap=True), so .grad cannot be "
+            "used: clip with optimizer.clip_grad_norm_(), or make the optimizer with overlap=False for what reads "
+            "or changes .grad (torch.nn.utils, GradScaler)"
+        )
+        return taken
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [*args, *(kwargs or {}).values()]
+        given += [item for value in given if isinstance(value, (list, tuple)) for item in value]
+        texts = [value.text for value in given if type(value) is Taken]
+        raise RuntimeError(texts[0] if texts else "a gradient that was taken during the backward pass cannot be used")
+
+    def __repr__(self, **_: Any) -> str:
+        return f"<{self.text}>"
+
+
+def is_taken(grad: Optional[torch.Tensor]) -> bool:
+    """Whether this .grad stands for a gradient in a slot."""
+    return type(grad) is Taken
+
+
+@dataclass
+class _Watch:
+    """A parameter with hooks."""
+
+    param: torch.Tensor
+    node: Any  # its AccumulateGrad: a hook on it lasts as long as somebody holds it
+    handles: list[Any]
+    lifted: Optional[Taken] = None  # what .grad was; it is None while autograd puts the next gradient there
+    written: bool = False  # the slot has a gradient of this window
+    calls: int = 0  # of this window, without those inside no_sync()
+    last: Optional[int] = None  # calls in the last window with any
+    usual: Optional[int] = None  # calls to wait for; None: the subgroup leaves at step()
+    idle: int = 0  # windows without a call, from the start
+
+
+@dataclass
+class _Window:
+    """A subgroup's gradient of this step."""
+
+    pack: Pack
+    waiting: Optional[set[int]]  # members that are still to be called; None: leaves at step()
+    submitted: bool = False  # perhaps: set before the submission, so that an interrupt leaves nothing unknown
+    request: Optional[Request[GradInfo]] = None
+    of: frozenset[int] = field(default_factory=frozenset)  # members whose gradient was submitted
+
+
+class Overlap:
+    """The hooks of one optimizer. Hooks run in autograd's threads, one of which may be the trainer's: one lock."""
+
+    def __init__(self, owner: OffloadAdamW, passes: int) -> None:
+        self._owner = owner
+        self._passes = passes
+        self._watches: dict[torch.Tensor, _Watch] = {}
+        self._windows: dict[int, _Window] = {}
+        self._holds = 0  # no_sync() entered and not left
+        self._held = False  # was it used in this window?
+        self._lock = threading.RLock()
+        self._left_early = 0
+        self.sent_in_backward = 0  # subgroups of the last step
+
+    def watch(self) -> None:
+        """Puts hooks on parameters that need gradients and have none, and takes them off those that left."""
+        params = {item.param: item.name for item in self._owner._all_named()}
+        with self._lock:
+            for param in [param for param in self._watches if param not in params]:
+                self._release(self._watches.pop(param))
+            for param in params:
+                if param.requires_grad and param not in self._watches:
+                    self._watches[param] = self._hooked(param)
+
+    def _hooked(self, param: torch.Tensor) -> _Watch:
+        # Weak, since autograd's lists of hooks would keep all of it for as long as the parameter lives.
+        me, it = weakref.ref(self), weakref.ref(param)
+        node = get_gradient_edge(param).node
+        # Not a hook of the tensor: those run for torch.autograd.grad() too, which leaves .grad alone.
+        before = node.register_prehook(functools.partial(_lift, me, it))
+        after = param.register_post_accumulate_grad_hook(functools.partial(_take, me))
+        return _Watch(param, node, [before, after])
+
+    @staticmethod
+    def _release(watch: _Watch) -> None:
+        for handle in watch.handles:
+            handle.remove()
+        if is_taken(watch.param.grad):
+            watch.param.grad = None
+
+    def close(self) -> None:
+        with self._lock:
+            for watch in self._watches.values():
+                self._release(watch)
+            self._watches.clear()
+            self._windows.clear()
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._holds += 1
+        self._held = True
+        try:
+            yield
+        finally:
+            self._holds -= 1
+
+    # ---- During the backward pass
+
+    def _lift(self, param: torch.Tensor) -> None:
+        """Before autograd adds to .grad, which must not be a Taken then."""
+        watch = self._watches.get(param)
+        grad = param.grad
+        if watch is None or not isinstance(grad, Taken):
+            return
+        watch.lifted = grad
+        param.grad = None
+
+    def _take(self, param: torch.Tensor) -> None:
+        """After autograd has put a gradient into .grad."""
+        watch = self._watches.get(param)
+        if watch is None or param.grad is None or not param.numel():
+            return
+        if watch.lifted is not None and watch.lifted.used:
+            # Added to a gradient that is gone. Fine if zero_grad() drops the sum, as a GAN's loop does; else step() raises.
+            param.grad, watch.lifted = watch.lifted, None
+            return
+        with self._lock, torch.no_grad():
+            pack, member = self._owner._place_of(param)
+            _checks.gradient(param, member.name, pack.grad_dtype)
+            window = self._window(pack)
+            if watch.written and watch.lifted is None:
+                self._restart(window)  # the gradient before was dropped, and perhaps those of others
+            self._take_back(window)
+            pack.write_gradient(member, add=watch.lifted is not None)
+            param.grad = Taken.of(param.grad, member.name)
+            watch.lifted, watch.written = None, True
+            if self._holds:
+                return
+            watch.calls += 1
+            if window.waiting is not None and watch.calls == watch.usual:
+                window.waiting.discard(member.index)
+                if not window.waiting:
+                    self._submit(window, [each for each in pack.members if is_taken(each.param.grad)])
+                    self._left_early += 1
+
+    def _window(self, pack: Pack) -> _Window:
+        window = self._windows.get(id(pack))
+        if window is None:
+            self._owner._settle(pack)  # what the last step handed out is in the slot until it was copied
+            window = self._windows[id(pack)] = _Window(pack, self._expected(pack))
+        return window
+
+    def _expected(self, pack: Pack) -> Optional[set[int]]:
+        expected = set()
+        for member in pack.members:
+            watch = self._watches.get(member.param)
+            if watch is None or not member.param.requires_grad:
+                continue
+            if watch.usual is None:
+                return None
+            if watch.usual:
+                expected.add(member.index)
+        return expected
+
+    def _restart(self, window: _Window) -> None:
+        """Counts anew for parameters whose gradient was dropped without our zero_grad()."""
+        for member in window.pack.members:
+            watch = self._watches.get(member.param)
+            if watch is not None and watch.lifted is None and not is_taken(member.param.grad):
+                watch.written, watch.calls = False, 0
+                if window.waiting is not None and watch.usual:
+                    window.waiting.add(member.index)
+
+    def _submit(self, window: _Window, members: Sequence[Member]) -> None:
+        window.submitted = True
+        window.of = frozenset(member.index for member in members)
+        window.request = window.pack.submit(members)
+
+    def _take_back(self, window: _Window) -> None:
+        """Makes the slot ours again, with the gradient that is in it."""
+        if not window.submitted:
+            return
+        if window.request is not None:
+            window.request.exception()  # the daemon reads the slot until then
+        window.pack.subgroup.discard("user")
+        window.submitted, window.request = False, None
+
+    # ---- At step() and zero_grad()
+
+    def has_gradient(self, param: torch.Tensor) -> bool:
+        """Whether step() is to use a gradient of this parameter."""
+        grad = param.grad
+        watch = self._watches.get(param)
+        if watch is not None and watch.lifted is not None and grad is None:
+            raise RuntimeError(
+                f"a backward pass was broken off while it added to the gradient of parameter "
+                f"{self._owner._name_of(param)}: call the optimizer's zero_grad() and begin anew"
+            )
+        if isinstance(grad, Taken) and grad.used:
+            raise RuntimeError(
+                f"the gradient of parameter {self._owner._name_of(param)} was used by the step() before, and overlap=True "
+                "does not keep it: call zero_grad() before the next backward pass"
+            )
+        return grad is not None
+
+    def begin(self, packs: Sequence[Pack]) -> None:
+        """A step of these subgroups begins: gradients of others that were sent and then dropped are forgotten."""
+        chosen = {id(pack) for pack in packs}
+        for key, window in self._windows.items():
+            if key not in chosen:
+                self._take_back(window)
+
+    def submit(self, pack: Pack, members: Sequence[Member]) -> Request[GradInfo]:
+        """The request of the gradients of `members`: the one that was sent in the backward pass if it has just these."""
+        window = self._windows.setdefault(id(pack), _Window(pack, None))
+        outside = [member for member in members if not is_taken(member.param.grad)]
+        if outside or window.request is None or window.of != {member.index for member in members}:
+            self._take_back(window)
+            for member in outside:
+                pack.write_gradient(member)
+            self._submit(window, members)
+        assert window.request is not None
+        return window.request
+
+    def forgotten(self, packs: Sequence[Pack]) -> None:
+        """Their windows were discarded; the gradients are still in the slots."""
+        for pack in packs:
+            window = self._windows.get(id(pack))
+            if window is not None:
+                window.submitted, window.request = False, None
+
+    def used(self, members: Sequence[Member]) -> None:
+        """The gradients of `members` will be applied, and the next window begins."""
+        with self._lock:
+            for member in members:
+                if isinstance(member.param.grad, Taken):
+                    member.param.grad.used = True
+            for watch in self._watches.values():
+                self._learn(watch)
+            self._windows.clear()
+            self._held = self._holds > 0
+            self.sent_in_backward, self._left_early = self._left_early, 0
+
+    def _learn(self, watch: _Watch) -> None:
+        calls, watch.calls, watch.written = watch.calls, 0, False
+        if not calls:
+            if watch.last is None:
+                watch.idle += 1
+                if watch.idle == _IDLE_STEPS:
+                    watch.usual = 0
+            return
+        # With N passes a step, a parameter that not all of them use alike must wait for the last one, that is for step().
+        even = self._held or calls % self._passes == 0
+        watch.usual = calls if even and watch.last in (None, calls) else None
+        watch.last = calls
+
+    def drop(self, set_to_none: bool) -> None:
+        """zero_grad(): forgets all gradients, wherever they are."""
+        with self._lock:
+            for window in self._windows.values():
+                self._take_back(window)
+            self._windows.clear()
+            self._held = self._holds > 0
+            self._left_early = 0
+            for watch in self._watches.values():
+                watch.lifted, watch.written, watch.calls = None, False, 0
+                if is_taken(watch.param.grad):
+                    watch.param.grad = None if set_to_none else torch.zeros_like(watch.param)
+
+
+def _lift(overlap: weakref.ref[Overlap], param: weakref.ref[torch.Tensor], grads: Sequence[Any]) -> None:
+    me, it = overlap(), param()
+    if it is None or not grads or grads[0] is None or not it.requires_grad:
+        return  # autograd adds nothing
+    if me is not None:
+        me._lift(it)
+    elif is_taken(it.grad):
+        it.grad = None  # of an optimizer that is gone
+
+
+def _take(overlap: weakref.ref[Overlap], param: torch.Tensor) -> None:
+    me = overlap()
+    if me is not None:
+        me._take(param)
