@@ -425,8 +425,7 @@ def test_copies_and_what_is_not_offered(make: Make) -> None:
         with pytest.raises(TypeError, match="state_dict"):
             copying(optimizer)
     for call in (lambda: optimizer.clip_grad_norm_(1.0), lambda: optimizer.save("x"), lambda: optimizer.load("x"),
-                 lambda: optimizer.attach_ddp(None), lambda: optimizer.attach_forward(None),
-                 lambda: optimizer.step(wait=False)):  # fmt: skip
+                 lambda: optimizer.attach_ddp(None)):  # fmt: skip
         with pytest.raises(mlpo.NotOfferedError, match="not offered by this version"):
             call()
 

@@ -28,7 +28,3 @@ class Absent:
             "OffloadAdamW.attach_ddp()",
             "with DDP use overlap=False and replicas=True: gradients are then taken at step(), after DDP's all-reduce",
         )
-
-    def attach_forward(self, model: Any) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("OffloadAdamW.attach_forward()", "step() returns when every parameter has its new value")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Any, Callable, ContextManager, NoReturn, Optional, Union
+from typing import Any, Callable, ContextManager, Iterable, NoReturn, Optional, Union
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -15,6 +15,7 @@ from .._subgroup import Subgroup
 from . import _checks, _default_client, _loading, _state
 from ._absent import Absent
 from ._binding import Member, Pack, fit_name
+from ._forward import ForwardWaits, StaleUses, is_awaited
 from ._overlap import Overlap, is_taken
 from ._packing import Named, packs
 from ._steps import Part, Step, not_finite
@@ -98,6 +99,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._under_way: Optional[Step] = None
         self._skips_in_a_row = 0
         self._closed = False
+        self._forwards: list[ForwardWaits] = []
+        self._stale_uses = StaleUses(self)
         self._overlap = Overlap(self, gradient_accumulation_steps) if overlap else None
         if overlap:
             _refuse_ranks()
@@ -157,9 +160,14 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None, *, wait: bool = True) -> Any:
-        """One optimizer step; returns the closure's loss. On return every parameter has its new value."""
-        if not wait:
-            raise not_offered("step(wait=False)", "call step()")
+        """One optimizer step; returns the closure's loss. On return every parameter has its new value.
+
+        With wait=False, which needs attach_forward(), it returns when the updates are under way. Each parameter of an
+        attached model gets its new value when a module that has it is about to use it; the next step(), state_dict() and
+        wait() wait for all. Call wait() before parameters are read or written in any other way.
+        """
+        if not wait and not self._forwards:
+            raise ValueError("step(wait=False) needs attach_forward(model), so that forward passes wait for parameters")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -181,8 +189,31 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         step.decided = True
         if self._overlap is not None:
             self._overlap.used([member for part in step.parts for member in part.members])
-        self._finish_step()
+        if wait:
+            self._finish_step()
+        else:
+            self._leave_step(step)
         return loss
+
+    def attach_forward(self, model: torch.nn.Module) -> None:
+        """Lets the forward passes of a model wait for parameters, for step(wait=False); several models may be attached.
+
+        Each module waits for its own parameters, and for those of modules in it that it does not call. Parameters of no
+        attached model are waited for by step(). The model's state_dict() and load_state_dict() wait for all.
+        """
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"attach_forward() takes a torch.nn.Module, not {type(model).__name__}")
+        self._check_open()
+        mine = {item.param for item in self._all_named()}
+        if mine.isdisjoint(model.parameters()):
+            raise ValueError("the model has no parameter of this optimizer")
+        self._forwards.append(ForwardWaits(self, model))
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        """Returns when every parameter has its new value, after step(wait=False)."""
+        self._check_open()
+        self._finish_step()
 
     @torch.no_grad()
     def reload_masters(self) -> None:
@@ -253,6 +284,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._closed = True
         if self._overlap is not None:
             self._overlap.close()
+        self._stale_uses.close()
+        for forward in self._forwards:
+            forward.close()
         self._packs, self._places = [], {}
         if self._owns_client and self._client is not None:
             _default_client.release(self._client)
@@ -360,6 +394,43 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             step.finish_parts([part for part in step.parts if part.pack is pack], self._apply_nonfinite)
         else:
             self._finish_step()
+
+    def _leave_step(self, step: Step) -> None:
+        """Submits the updates in the order in which the forward pass wants them, and waits for what it does not wait for."""
+        if self._overlap is None:
+            self._stale_uses.watch(item.param for item in self._all_named())
+        step.parts.sort(
+            key=lambda part: min(forward.order(member.param) for member in part.members for forward in self._forwards)
+        )
+        step.go_on(self._apply_nonfinite)
+        covered = frozenset().union(*(forward.params for forward in self._forwards))
+        self._wait_for([member.param for part in step.parts for member in part.members if member.param not in covered])
+
+    @torch.no_grad()
+    def _wait_for(self, params: Iterable[torch.Tensor]) -> None:
+        """Gives these parameters their new values."""
+        step = self._under_way
+        if step is None or not self._awaits():
+            return
+        packs = {id(self._places[param][0]) for param in params if param in self._places}
+        parts = [part for part in step.parts if id(part.pack) in packs and not part.ended]
+        if parts:
+            step.finish_parts(parts, self._apply_nonfinite)
+        if all(part.ended for part in step.parts):
+            self._finish_step()
+
+    def _awaits(self) -> bool:
+        """Whether there are updates that were not waited for."""
+        return self._under_way is not None and self._under_way.decided
+
+    def _refuse_stale(self, param: torch.Tensor) -> None:
+        """A gradient has arrived: of the parameter's newest value, or it is a mistake."""
+        if is_awaited(self._under_way, param):
+            raise RuntimeError(
+                f"parameter {self._name_of(param)} has a gradient although its update by step(wait=False) was not waited "
+                "for, so its old value was used: call optimizer.wait() before parameters are used outside of their "
+                "modules' forward()"
+            )
 
     def _forget(self, step: Step, overflow: bool = False) -> None:
         step.forget(overflow)

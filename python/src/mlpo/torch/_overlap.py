@@ -167,6 +167,7 @@ class Overlap:
             # Added to a gradient that is gone. Fine if zero_grad() drops the sum, as a GAN's loop does; else step() raises.
             param.grad, watch.lifted = watch.lifted, None
             return
+        self._owner._refuse_stale(param)
         with self._lock, torch.no_grad():
             pack, member = self._owner._place_of(param)
             _checks.gradient(param, member.name, pack.grad_dtype)

@@ -34,6 +34,7 @@ class Part:
     gradient: Optional[Request[GradInfo]] = None
     update: Optional[Request[int]] = None
     ended: bool = False
+    versions: Optional[list[int]] = None  # of the members' tensors, where the trainer goes on before the update has ended
 
 
 class Step:
@@ -72,6 +73,14 @@ class Step:
         """As finish(), for some subgroups and without the step counts."""
         failure = self.submit_updates(parts, apply_nonfinite)
         failure = self.wait_for(parts) or failure
+        if failure is not None:
+            raise failure
+
+    def go_on(self, apply_nonfinite: bool) -> None:
+        """Submits all updates and leaves the waiting to later calls."""
+        for part in self.parts:
+            part.versions = [member.param._version for member in part.members]
+        failure = self.submit_updates(self.parts, apply_nonfinite)
         if failure is not None:
             raise failure
 
@@ -117,8 +126,17 @@ class Step:
 
 
 def _end(part: Part) -> None:
-    part.pack.write_back(part.members)
+    versions = part.versions or [member.param._version for member in part.members]
+    untouched, changed = [], []
+    for member, version in zip(part.members, versions):
+        (untouched if member.param._version == version else changed).append(member)
+    part.pack.write_back(untouched)
     part.ended = True
+    if changed:
+        raise RuntimeError(
+            f"parameter {changed[0].name} was written to while its update by step(wait=False) was under way; what was "
+            "written stays and will count, the update's value is lost: call optimizer.wait() before parameters are changed"
+        )
 
 
 def _submit(part: Part, apply_nonfinite: bool) -> Optional[Request[int]]:
