@@ -150,6 +150,10 @@ int mlpo_errno(int code) {
 
 const char* mlpo_last_error(void) { return mlpo::client::last_text; }
 
+int mlpo_fail(int code, const char* text) {
+  return mlpo::client::Fail(code, "%s", text != nullptr ? text : mlpo_strerror(code));
+}
+
 const char* mlpo_client_version(void) { return "0.1.0"; }
 
 }  // extern "C"

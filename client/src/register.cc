@@ -252,9 +252,21 @@ void mlpo_subgroup_free(mlpo_subgroup* subgroup) {
   } else {
     MutexLock lock(client->ring.lock());
     subgroup->freed = true;
+    subgroup->watch = nullptr;
     subgroup->FreeIfUnused();
   }
   client->Unref();
+}
+
+int mlpo_subgroup_watch(mlpo_subgroup* subgroup, uint64_t* word) {
+  if (subgroup == nullptr) return Fail(-EINVAL, "subgroup is NULL");
+  if (reinterpret_cast<uintptr_t>(word) % sizeof *word != 0) return Fail(-EINVAL, "word is not a multiple of 8");
+  mlpo_client* client = subgroup->client;
+  if (int code = client->CheckProcess(); code != 0) return code;
+  MutexLock lock(client->ring.lock());
+  subgroup->watch = word;
+  subgroup->ShowEnded();
+  return 0;
 }
 
 int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info) {
@@ -274,6 +286,9 @@ int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info)
     MutexLock lock(client->ring.lock());
     client->ring.Reap();
     full.epoch = subgroup->epoch;
+    full.updates_ended = subgroup->updates_ended;
+    full.update_outstanding = subgroup->update_outstanding ? 1 : 0;
+    full.holds_param = subgroup->holds_param ? 1 : 0;
   }
   return mlpo::client::GiveStruct(full, info, "mlpo_subgroup_info");
 }

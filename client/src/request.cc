@@ -1,5 +1,6 @@
 #include "client/src/request.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,6 +12,7 @@ void mlpo_request::Start(mlpo_client* owner, uint32_t submissions) {
   client = owner;
   next_free = nullptr;
   freed = false;
+  stage = Stage::kSubmitted;
   pending = submissions;
   result = {};
   result.struct_size = sizeof result;
@@ -115,6 +117,36 @@ int mlpo_request_done(mlpo_request* request) {
   MutexLock lock(client->ring.lock());
   client->ring.Reap();
   return request->ended.load(std::memory_order_relaxed) ? 1 : 0;
+}
+
+int mlpo_request_post(mlpo_request* request) {
+  if (request == nullptr) return mlpo::client::Fail(-EINVAL, "request is NULL");
+  mlpo_client* client = request->client;
+  if (int code = client->CheckProcess(); code != 0) return code;
+  int code;
+  {
+    MutexLock lock(client->ring.lock());
+    if (request->stage != mlpo_request::Stage::kPrepared)
+      return mlpo::client::Fail(-EINVAL, "the request was posted before, or is none that was prepared");
+    code = client->ring.Post(request);
+  }
+  client->Unref();  // Prepare()'s
+  return code;
+}
+
+int mlpo_request_abandon(mlpo_request* request, int code, const char* text) {
+  if (request == nullptr) return mlpo::client::Fail(-EINVAL, "request is NULL");
+  if (code >= 0) return mlpo::client::Fail(-EINVAL, "code is %d: a negative one says why", code);
+  mlpo_client* client = request->client;
+  if (int forked = client->CheckProcess(); forked != 0) return forked;
+  {
+    MutexLock lock(client->ring.lock());
+    if (request->stage != mlpo_request::Stage::kPrepared)
+      return mlpo::client::Fail(-EINVAL, "the request was posted before, or is none that was prepared");
+    client->ring.Abandon(request, code, text != nullptr ? text : mlpo_strerror(code));
+  }
+  client->Unref();  // Prepare()'s
+  return 0;
 }
 
 void mlpo_request_free(mlpo_request* request) {

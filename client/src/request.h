@@ -28,7 +28,15 @@ struct mlpo_request {
   mlpo_request* next_free = nullptr;
   std::atomic<bool> ended{false};  // store: release, under the ring's lock; load: acquire, anywhere
   bool freed = false;              // by the caller, before it ended
-  uint32_t pending = 0;            // submissions that have not ended
+  // Of a prepared gradient: what is not in the ring yet. Deferred: posted, on the ring's list.
+  enum class Stage : uint8_t { kSubmitted, kPrepared, kDeferred };
+  Stage stage = Stage::kSubmitted;
+  mlpo_subgroup* subgroup = nullptr;
+  mlpo_grad_piece* pieces = nullptr;  // malloc'ed; `pushed` of `piece_count` are in the ring
+  uint32_t piece_count = 0;
+  uint32_t pushed = 0;
+  mlpo_request* next_deferred = nullptr;
+  uint32_t pending = 0;  // submissions that have not ended
   mlpo_result result = {};
 
   // A new request of `submissions` submissions.

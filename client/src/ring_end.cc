@@ -117,12 +117,104 @@ void RingEnd::Reap() {
     Broken("the daemon's completion index is impossible");
     return;
   }
-  if (available == 0) return;
   for (int64_t i = 0; i < available; ++i) {
     if (!TakeIn(consumer_.Pop())) return;
   }
-  consumer_.Release();
+  if (available > 0) consumer_.Release();
+  if (deferred_ != nullptr) PushDeferred();
+  if (available > 0 && followers_ > 0) progress_.NotifyAll();
+}
+
+mlpo_request* RingEnd::Prepare(mlpo_client* client, mlpo_subgroup* subgroup, mlpo_grad_piece* pieces, uint32_t count) {
+  mlpo_request* request = NewRequest(client, count);
+  if (request == nullptr) return nullptr;
+  client->Ref();
+  request->stage = mlpo_request::Stage::kPrepared;
+  request->subgroup = subgroup;
+  request->pieces = pieces;
+  request->piece_count = count;
+  request->pushed = 0;
+  request->next_deferred = nullptr;
+  ++subgroup->unposted;
+  ++unposted_;
+  subgroup->GradBegins();
+  return request;
+}
+
+int RingEnd::Post(mlpo_request* request) {
+  request->stage = mlpo_request::Stage::kDeferred;
+  if (end_.code != 0) {
+    FailRest(request, end_.code, end_.text);
+    return end_.Report();
+  }
+  *deferred_end_ = request;
+  deferred_end_ = &request->next_deferred;
+  Reap();
+  return 0;
+}
+
+void RingEnd::Abandon(mlpo_request* request, int code, const char* text) { FailRest(request, code, text); }
+
+// Fills the free places of the ring from the list.
+void RingEnd::PushDeferred() {
+  bool pushed = false;
+  while (deferred_ != nullptr) {
+    const int64_t places = producer_.Free();
+    if (places < 0) {
+      Broken("the daemon's submission index is impossible");
+      return;
+    }
+    mlpo_request* request = deferred_;
+    uint32_t count = request->piece_count - request->pushed;
+    if (count > free_count_) count = free_count_;
+    if (count > places) count = static_cast<uint32_t>(places);
+    if (count == 0) break;
+    PushPieces(request->subgroup, request->pieces + request->pushed, count, request);
+    request->pushed += count;
+    pushed = true;
+    if (request->pushed < request->piece_count) break;
+    deferred_ = request->next_deferred;
+    if (deferred_ == nullptr) deferred_end_ = &deferred_;
+    LeavePrepared(request);
+  }
+  if (pushed) Publish();
+}
+
+void RingEnd::PushPieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32_t count,
+                         mlpo_request* request) {
+  for (uint32_t i = 0; i < count; ++i) {
+    mlpo_submission submission = {};
+    submission.op = MLPO_OP_GRAD;
+    submission.subgroup = subgroup->handle;
+    submission.epoch = subgroup->epoch + 1;
+    submission.arg = pieces[i].kind;
+    submission.first = pieces[i].first;
+    submission.count = pieces[i].count;
+    Push(submission, nullptr, request, subgroup);
+  }
+}
+
+// Nothing of the request is outside the ring any more.
+void RingEnd::LeavePrepared(mlpo_request* request) {
+  mlpo_subgroup* subgroup = request->subgroup;
+  request->stage = mlpo_request::Stage::kSubmitted;
+  request->subgroup = nullptr;
+  free(request->pieces);
+  request->pieces = nullptr;
+  --subgroup->unposted;
+  --unposted_;
+  subgroup->FreeIfUnused();
+}
+
+// Ends what of the request is not in the ring.
+void RingEnd::FailRest(mlpo_request* request, int code, const char* text) {
+  const uint32_t rest = request->piece_count - request->pushed;
+  LeavePrepared(request);
+  ended_ += rest;
+  request->AddFailures(rest, code, text);
+  if (request->freed && request->ended.load(std::memory_order_relaxed)) FreeRequest(request);
   if (followers_ > 0) progress_.NotifyAll();
+  WakeSleeper();
 }
 
 // Checks a completion and ends its flight; false if the session had to be ended.
@@ -169,6 +261,7 @@ void RingEnd::EndFlight(uint32_t index, const Outcome& outcome) {
     subgroup->FreeIfUnused();
   }
   mlpo_request* request = flight.request;
+  ++ended_;
   request->Add(flight.op, outcome);
   if (request->freed && request->ended.load(std::memory_order_relaxed)) FreeRequest(request);
   flight.used = false;
@@ -183,6 +276,12 @@ void RingEnd::FailFlights() {
     if (!flight.used) continue;
     EndFlight(i, Outcome{end_.code, 0, 0, nullptr, end_.text});
   }
+  while (deferred_ != nullptr) {
+    mlpo_request* request = deferred_;
+    deferred_ = request->next_deferred;
+    FailRest(request, end_.code, end_.text);
+  }
+  deferred_end_ = &deferred_;
 }
 
 void RingEnd::End(const Failure& failure, bool reap_first) {

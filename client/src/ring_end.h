@@ -11,6 +11,9 @@
 // In flight. At most `entries` submissions are un-reaped at a time, so that the daemon always has a place for its
 // completion and never waits for us. user_data names a place in the table of flights and its generation: a value
 // that names none ends the session instead of being believed.
+//
+// Deferred. Who may not wait posts to a list when the ring is full. Every Reap() moves it on, and WaitForPlaces() gives
+// no place away before the list is empty: so submissions keep their order, and nothing stays behind.
 #pragma once
 
 #include <atomic>
@@ -70,15 +73,31 @@ class RingEnd {
   static void FreeInChild(mlpo_request* request);
   // Writes one submission (user_data is set here) for `request`; `hyper` and `subgroup` may be nullptr.
   void Push(mlpo_submission submission, const mlpo_hyper* hyper, mlpo_request* request, mlpo_subgroup* subgroup);
+  // Push() for each piece of a gradient.
+  void PushPieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32_t count, mlpo_request* request);
   // Shows the daemon what was pushed and wakes it if it sleeps.
   void Publish();
 
-  // Takes in every completion that is there.
+  // Makes a request for pieces of a gradient (which it takes over: malloc'ed) that Post() will submit. Like those in
+  // the ring it keeps its subgroup, and the client as well, which the caller of Post or Abandon gives back.
+  mlpo_request* Prepare(mlpo_client* client, mlpo_subgroup* subgroup, mlpo_grad_piece* pieces, uint32_t count);
+  // Never waits: what the ring has no place for goes to the list of the deferred. After the session's end the request
+  // ends with its reason, which is returned.
+  int Post(mlpo_request* request);
+  void Abandon(mlpo_request* request, int code, const char* text);
+
+  // Takes in every completion that is there, and fills the places with what was deferred.
   void Reap();
   // 0 when the request has ended, whatever with; -ETIMEDOUT.
   int WaitUntilEnded(mlpo_request* request, Deadline deadline);
   // 0 when one of them has ended: *index is the first that has; -ETIMEDOUT.
   int WaitUntilAnyEnded(mlpo_request* const* requests, size_t count, Deadline deadline, size_t* index);
+  // Waits until ended() differs from `seen`; -ETIMEDOUT, or why the session has ended.
+  int WaitForEnds(uint64_t seen, Deadline deadline);
+  // Submissions that have ended, or were abandoned.
+  uint64_t ended() const { return ended_; }
+  // Prepared requests that were neither posted (to their last piece) nor abandoned.
+  uint32_t unposted() const { return unposted_; }
 
   // Ends the session for this process: everything in flight ends with `failure`, and so does everything later. What
   // the daemon completed before is taken in first, unless the ring cannot be trusted.
@@ -114,6 +133,9 @@ class RingEnd {
   void EndFlight(uint32_t index, const Outcome& outcome);
   void Broken(const char* format, ...) __attribute__((format(printf, 2, 3)));
   void FailFlights();
+  void PushDeferred();
+  void LeavePrepared(mlpo_request* request);
+  void FailRest(mlpo_request* request, int code, const char* text);
   void WakeSleeper();
 
   Mutex lock_;
@@ -129,6 +151,11 @@ class RingEnd {
   uint32_t* free_flights_ = nullptr;  // a stack of indices
   uint32_t free_count_ = 0;
   mlpo_request* free_requests_ = nullptr;
+  // Posted requests with pieces that are not in the ring, in the order in which they were posted.
+  mlpo_request* deferred_ = nullptr;
+  mlpo_request** deferred_end_ = &deferred_;
+  uint64_t ended_ = 0;
+  uint32_t unposted_ = 0;
   bool sleeper_ = false;
   uint32_t followers_ = 0;  // threads that wait on progress_
   Failure end_;

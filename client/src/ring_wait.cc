@@ -72,9 +72,14 @@ int RingEnd::WaitUntilAnyEnded(mlpo_request* const* requests, size_t count, Dead
   return code == -ETIMEDOUT ? Fail(code, "none of %zu requests has ended in time; they go on", count) : code;
 }
 
+int RingEnd::WaitForEnds(uint64_t seen, Deadline deadline) {
+  const int code = WaitFor([this, seen] { return ended_ != seen; }, deadline);
+  return code == -ETIMEDOUT ? Fail(code, "nothing of the client has ended in time") : code;
+}
+
 int RingEnd::WaitForPlaces(uint32_t count, Deadline deadline) {
   for (;;) {
-    int code = WaitFor([this, count] { return free_count_ >= count; }, deadline);
+    int code = WaitFor([this, count] { return deferred_ == nullptr && free_count_ >= count; }, deadline);
     if (code == 0) code = CheckOpen();  // after the end the areas may be unmapped
     if (code == 0) {
       const int64_t places = producer_.Free();

@@ -24,7 +24,7 @@ void mlpo_client::Unref() {
 }
 
 void mlpo_subgroup::FreeIfUnused() {
-  if (freed && flights == 0) free(this);
+  if (freed && flights == 0 && unposted == 0) free(this);
 }
 
 using mlpo::client::Fail;
@@ -76,6 +76,22 @@ int mlpo_client_info(mlpo_client* client, struct mlpo_client_info* info) {
   full.socket = client->socket_path;
   full.job = client->job;
   return mlpo::client::GiveStruct(full, info, "mlpo_client_info");
+}
+
+int mlpo_client_await(mlpo_client* client, uint64_t* seen, int64_t timeout_ns) {
+  if (client == nullptr || seen == nullptr) return Fail(-EINVAL, "client or seen is NULL");
+  if (int code = client->CheckProcess(); code != 0) return code;
+  MutexLock lock(client->ring.lock());
+  const int code = client->ring.WaitForEnds(*seen, mlpo::client::Deadline::In(timeout_ns));
+  *seen = client->ring.ended();
+  return code;
+}
+
+int mlpo_client_arena(mlpo_client* client, uint32_t index, void** base, uint64_t* bytes) {
+  if (client == nullptr || base == nullptr || bytes == nullptr) return Fail(-EINVAL, "client, base or bytes is NULL");
+  if (int code = client->CheckProcess(); code != 0) return code;
+  if (client->socket.ArenaPiece(index, base, bytes)) return 0;
+  return Fail(-ENOENT, "the arena has no piece %u", index);
 }
 
 int mlpo_client_alive(mlpo_client* client) {

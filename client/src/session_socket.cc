@@ -107,17 +107,20 @@ int SessionSocket::TakeArena(const ReceivedFrame& frame, Deadline deadline) {
   const auto* arena = frame.As<mlpo_arena>(1);
   if (arena == nullptr || arena->reserved != 0 || arena->index != arena_count_)
     return Fail(MLPO_E_PROTOCOL, "the daemon sent a malformed ARENA frame (piece %u is due)", arena_count_);
-  if (arena_count_ == arena_capacity_) {
-    const uint32_t capacity = arena_capacity_ == 0 ? 8 : arena_capacity_ * 2;
-    auto* larger = static_cast<Mapping*>(realloc(static_cast<void*>(arenas_), capacity * sizeof(Mapping)));
-    if (larger == nullptr) return Fail(-ENOMEM, "no memory for %u pieces of the arena", capacity);
-    arenas_ = larger;
-    arena_capacity_ = capacity;
+  {
+    MutexLock lock(arenas_lock_);
+    if (arena_count_ == arena_capacity_) {
+      const uint32_t capacity = arena_capacity_ == 0 ? 8 : arena_capacity_ * 2;
+      auto* larger = static_cast<Mapping*>(realloc(static_cast<void*>(arenas_), capacity * sizeof(Mapping)));
+      if (larger == nullptr) return Fail(-ENOMEM, "no memory for %u pieces of the arena", capacity);
+      arenas_ = larger;
+      arena_capacity_ = capacity;
+    }
+    Mapping mapping;
+    if (int code = mapping.Map(frame.fds[0].get(), arena->bytes, /*writable=*/true, "arena"); code != 0) return code;
+    new (&arenas_[arena_count_++]) Mapping(mapping);
+    arena_bytes_.fetch_add(mapping.bytes(), std::memory_order_relaxed);
   }
-  Mapping mapping;
-  if (int code = mapping.Map(frame.fds[0].get(), arena->bytes, /*writable=*/true, "arena"); code != 0) return code;
-  new (&arenas_[arena_count_++]) Mapping(mapping);
-  arena_bytes_.fetch_add(mapping.bytes(), std::memory_order_relaxed);
   mlpo_mapped answer = {};
   SetHeader(&answer, MLPO_FRAME_MAPPED, frame.header().seq);
   answer.index = arena->index;
@@ -127,6 +130,14 @@ int SessionSocket::TakeArena(const ReceivedFrame& frame, Deadline deadline) {
 std::byte* SessionSocket::ArenaBytes(uint32_t arena, uint64_t offset, uint64_t length) const {
   if (arena >= arena_count_ || !arenas_[arena].Holds(offset, length)) return nullptr;
   return arenas_[arena].data() + offset;
+}
+
+bool SessionSocket::ArenaPiece(uint32_t index, void** base, uint64_t* bytes) {
+  MutexLock lock(arenas_lock_);
+  if (index >= arena_count_) return false;
+  *base = arenas_[index].data();
+  *bytes = arenas_[index].bytes();
+  return true;
 }
 
 int SessionSocket::EndSession(int code) {
@@ -210,6 +221,7 @@ void SessionSocket::Bye() {
 }
 
 void SessionSocket::Close() {
+  MutexLock lock(arenas_lock_);
   for (uint32_t i = 0; i < arena_count_; ++i) arenas_[i].Unmap();
   arena_count_ = 0;
   socket_.Close();

@@ -35,6 +35,8 @@ class SessionSocket {
   int Await(mlpo_frame_type type, ReceivedFrame* answer, Deadline deadline);
   // The bytes [offset, offset + length) of a piece of the arena, or nullptr.
   std::byte* ArenaBytes(uint32_t arena, uint64_t offset, uint64_t length) const;
+  // False if there are not so many pieces. Any thread, without turn().
+  bool ArenaPiece(uint32_t index, void** base, uint64_t* bytes);
   // The answer to STAGING, which comes once, though perhaps after its caller had given up; bytes is 0 before.
   const mlpo_staged& staged() const { return staged_; }
   // Ends the session because what the daemon sent breaks the protocol; `code` and text are the last error's.
@@ -61,7 +63,8 @@ class SessionSocket {
   uint32_t seq_ = 0;   // of the newest request
   uint32_t open_ = 0;  // seq of the request that has no answer yet, 0 if none
   mlpo_staged staged_ = {};
-  Failure reason_;  // of an ERROR that answered no request: what the end of the socket means if it follows
+  Failure reason_;     // of an ERROR that answered no request: what the end of the socket means if it follows
+  Mutex arenas_lock_;  // changes have turn() as well, so its holder reads without
   Mapping* arenas_ = nullptr;
   uint32_t arena_count_ = 0;
   uint32_t arena_capacity_ = 0;

@@ -4,6 +4,7 @@
 // freed the handle and none of its submissions is in flight.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -23,11 +24,27 @@ struct mlpo_subgroup {
   uint32_t epoch = 0;               // of the last UPDATE that was seen to succeed
   bool update_outstanding = false;  // submitted and not seen to end: the daemon has the slot
   bool freed = false;               // by the caller
+  bool holds_param = false;         // the slot's parameters are of `epoch`
   uint32_t flights = 0;             // submissions that have not ended
+  uint32_t unposted = 0;            // prepared requests that were neither posted nor abandoned
+  uint64_t updates_ended = 0;
+  uint64_t* watch = nullptr;  // the caller's word, nullptr if none
 
+  // A gradient is being put where the parameters are.
+  void GradBegins() {
+    if (grad == param) holds_param = false;
+  }
   void UpdateEnded(int32_t status) {
     update_outstanding = false;
+    holds_param = status == 0;
     if (status == 0) ++epoch;
+    ++updates_ended;
+    ShowEnded();
   }
+  void ShowEnded() {
+    // Release: what the daemon wrote is seen before the word, which a GPU may read.
+    if (watch != nullptr) std::atomic_ref<uint64_t>(*watch).store(updates_ended, std::memory_order_release);
+  }
+  // Neither in flight nor prepared.
   void FreeIfUnused();
 };

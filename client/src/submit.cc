@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "client/src/session.h"
 #include "client/src/subgroup.h"
@@ -20,12 +22,25 @@ static_assert(MLPO_OPTIMIZER_ADAMW == static_cast<int>(MLPO_ADAMW) &&
               "client.h and proto/command.h");
 
 namespace mlpo::client {
+namespace {
+
+// Ring lock held. What ends a window (of all subgroups if nullptr) must not overtake a gradient of it.
+int CheckAllPosted(const mlpo_client* client, const mlpo_subgroup* subgroup) {
+  const uint32_t unposted = subgroup != nullptr ? subgroup->unposted : client->ring.unposted();
+  if (unposted == 0) return 0;
+  return Fail(-EBUSY, "%u prepared gradients have not been submitted yet; wait for their requests first", unposted);
+}
+
+}  // namespace
 
 int Submit(mlpo_client* client, mlpo_subgroup* subgroup, const mlpo_submission& submission, Deadline deadline,
            mlpo_request** request) {
   RingEnd& ring = client->ring;
   MutexLock lock(ring.lock());
   if (int code = CheckTakesWork(client, deadline, 1); code != 0) return code;
+  if (submission.op == MLPO_OP_DISCARD) {
+    if (int code = CheckAllPosted(client, subgroup); code != 0) return code;
+  }
   mlpo_request* made = ring.NewRequest(client, 1);
   if (made == nullptr) return -ENOMEM;
   ring.Push(submission, nullptr, made, subgroup);
@@ -76,19 +91,13 @@ int CheckPieces(const mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, si
   return 0;
 }
 
-void PushPieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32_t count, mlpo_request* request) {
-  RingEnd& ring = subgroup->client->ring;
-  for (uint32_t i = 0; i < count; ++i) {
-    mlpo_submission submission = {};
-    submission.op = MLPO_OP_GRAD;
-    submission.subgroup = subgroup->handle;
-    submission.epoch = subgroup->epoch + 1;
-    submission.arg = pieces[i].kind;
-    submission.first = pieces[i].first;
-    submission.count = pieces[i].count;
-    ring.Push(submission, nullptr, request, subgroup);
-  }
-  ring.Publish();
+// The arguments of both ways to submit a gradient; pieces may be nullptr.
+int CheckGrad(const mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, size_t count, mlpo_request** request) {
+  if (subgroup == nullptr || request == nullptr) return Fail(-EINVAL, "subgroup or request is NULL");
+  *request = nullptr;
+  if (int code = subgroup->client->CheckProcess(); code != 0) return code;
+  if (pieces != nullptr) return CheckPieces(subgroup, pieces, count);
+  return count == 0 ? 0 : Fail(-EINVAL, "pieces is NULL and count is %zu", count);
 }
 
 int SubmitPieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32_t count, Deadline deadline,
@@ -103,7 +112,9 @@ int SubmitPieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32_
   mlpo_request* request = ring.NewRequest(client, count);
   if (request == nullptr) return -ENOMEM;
   *out = request;
-  PushPieces(subgroup, pieces, batch, request);
+  subgroup->GradBegins();
+  ring.PushPieces(subgroup, pieces, batch, request);
+  ring.Publish();
   for (uint32_t done = batch; done < count; done += batch) {
     batch = count - done < ring.entries() ? count - done : ring.entries();
     if (int code = CheckTakesWork(client, deadline, batch); code != 0) {
@@ -113,9 +124,34 @@ int SubmitPieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32_
       request->AddFailures(count - done, code, text);
       return 0;
     }
-    PushPieces(subgroup, pieces + done, batch, request);
+    ring.PushPieces(subgroup, pieces + done, batch, request);
+    ring.Publish();
   }
   return 0;
+}
+
+// Ring lock not held.
+int PreparePieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32_t count, mlpo_request** out) {
+  mlpo_client* client = subgroup->client;
+  RingEnd& ring = client->ring;
+  auto* kept = static_cast<mlpo_grad_piece*>(malloc(count * sizeof(mlpo_grad_piece)));
+  if (kept == nullptr) return Fail(-ENOMEM, "no memory for %u pieces of a gradient", count);
+  memcpy(kept, pieces, count * sizeof(mlpo_grad_piece));
+  int code;
+  {
+    MutexLock lock(ring.lock());
+    ring.Reap();
+    code = ring.CheckOpen();
+    if (code == 0 && ring.session_state() == MLPO_SESSION_DRAINING)
+      code = Fail(-ESHUTDOWN, "the daemon is stopping and takes no new work");
+    if (code == 0) code = CheckSlotFree(subgroup);
+    if (code == 0) {
+      *out = ring.Prepare(client, subgroup, kept, count);
+      if (*out == nullptr) code = -ENOMEM;
+    }
+  }
+  if (code != 0) free(kept);
+  return code;
 }
 
 int CheckRange(const char* name, double value, double least, double below) {
@@ -172,17 +208,18 @@ extern "C" {
 
 int mlpo_submit_grad(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, size_t count, int64_t timeout_ns,
                      mlpo_request** request) {
-  if (subgroup == nullptr || request == nullptr) return Fail(-EINVAL, "subgroup or request is NULL");
-  *request = nullptr;
-  if (int code = subgroup->client->CheckProcess(); code != 0) return code;
+  if (int code = mlpo::client::CheckGrad(subgroup, pieces, count, request); code != 0) return code;
+  const Deadline deadline = Deadline::In(timeout_ns);
   const mlpo_grad_piece whole = {0, subgroup->numel, MLPO_GRAD_VALUE, 0};
-  if (pieces == nullptr) {
-    if (count != 0) return Fail(-EINVAL, "pieces is NULL and count is %zu", count);
-    pieces = &whole;
-    count = 1;
-  }
-  if (int code = mlpo::client::CheckPieces(subgroup, pieces, count); code != 0) return code;
-  return mlpo::client::SubmitPieces(subgroup, pieces, static_cast<uint32_t>(count), Deadline::In(timeout_ns), request);
+  if (pieces == nullptr) return mlpo::client::SubmitPieces(subgroup, &whole, 1, deadline, request);
+  return mlpo::client::SubmitPieces(subgroup, pieces, static_cast<uint32_t>(count), deadline, request);
+}
+
+int mlpo_prepare_grad(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, size_t count, mlpo_request** request) {
+  if (int code = mlpo::client::CheckGrad(subgroup, pieces, count, request); code != 0) return code;
+  const mlpo_grad_piece whole = {0, subgroup->numel, MLPO_GRAD_VALUE, 0};
+  if (pieces == nullptr) return mlpo::client::PreparePieces(subgroup, &whole, 1, request);
+  return mlpo::client::PreparePieces(subgroup, pieces, static_cast<uint32_t>(count), request);
 }
 
 int mlpo_submit_update(mlpo_subgroup* subgroup, const mlpo_update_options* given, int64_t timeout_ns,
@@ -201,6 +238,7 @@ int mlpo_submit_update(mlpo_subgroup* subgroup, const mlpo_update_options* given
   MutexLock lock(ring.lock());
   if (int code = mlpo::client::CheckTakesWork(client, Deadline::In(timeout_ns), 1); code != 0) return code;
   if (int code = mlpo::client::CheckSlotFree(subgroup); code != 0) return code;
+  if (int code = mlpo::client::CheckAllPosted(client, subgroup); code != 0) return code;
   mlpo_request* made = ring.NewRequest(client, 1);
   if (made == nullptr) return -ENOMEM;
   mlpo_submission submission = {};
@@ -210,6 +248,7 @@ int mlpo_submit_update(mlpo_subgroup* subgroup, const mlpo_update_options* given
   submission.epoch = subgroup->epoch + 1;
   submission.arg = options.priority;
   subgroup->update_outstanding = true;
+  subgroup->holds_param = false;
   ring.Push(submission, &hyper, made, subgroup);
   ring.Publish();
   *request = made;

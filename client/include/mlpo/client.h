@@ -56,9 +56,11 @@ extern "C" {
 
 #define MLPO_FOREVER INT64_MAX
 
-MLPO_API const char* mlpo_strerror(int code);   /* static text, never NULL */
-MLPO_API int mlpo_errno(int code);              /* a positive errno; 0 for 0 */
-MLPO_API const char* mlpo_last_error(void);     /* of this thread; valid until its next failed call; never NULL */
+MLPO_API const char* mlpo_strerror(int code); /* static text, never NULL */
+MLPO_API int mlpo_errno(int code);            /* a positive errno; 0 for 0 */
+MLPO_API const char* mlpo_last_error(void);   /* of this thread; valid until its next failed call; never NULL */
+/* Makes `text` this thread's last error and returns `code`: for libraries on top of this one. */
+MLPO_API int mlpo_fail(int code, const char* text);
 MLPO_API const char* mlpo_client_version(void); /* "0.1.0" */
 
 /* ---- Client ---- */
@@ -106,6 +108,13 @@ struct mlpo_client_info {
 MLPO_API int mlpo_client_info(mlpo_client* client, struct mlpo_client_info* info);
 /* 0 while the session lives, else why it ended (the text by mlpo_last_error). */
 MLPO_API int mlpo_client_alive(mlpo_client* client);
+/* Takes completions in, and waits until a submission of this client, whichever, has ended since *seen was stored here
+ * (0 for the first call). For threads that look after many requests at once. Errors: -ETIMEDOUT, why the session ended.
+ */
+MLPO_API int mlpo_client_await(mlpo_client* client, uint64_t* seen, int64_t timeout_ns);
+/* The index-th piece of the arena as it is mapped here; pieces are added by registrations and stay mapped until
+ * mlpo_client_free. -ENOENT: there are not so many. */
+MLPO_API int mlpo_client_arena(mlpo_client* client, uint32_t index, void** base, uint64_t* bytes);
 
 /* ---- Subgroups ---- */
 typedef struct mlpo_subgroup mlpo_subgroup;
@@ -154,12 +163,19 @@ struct mlpo_subgroup_info {
   int32_t dtype;
   int32_t grad_dtype;
   uint32_t tensor_count;
-  uint32_t epoch;       /* of the last completed update */
-  void* grad;           /* numel elements of grad_dtype; written by the client while the slot is open */
-  void* param;          /* numel elements of dtype; valid after an update until the next write of the gradient */
-  uint64_t* epoch_word; /* in the slot's header: the epoch, stored after the parameters; volatile */
+  uint32_t epoch;             /* of the last completed update */
+  void* grad;                 /* numel elements of grad_dtype; written by the client while the slot is open */
+  void* param;                /* numel elements of dtype; valid after an update until the next write of the gradient */
+  uint64_t* epoch_word;       /* in the slot's header: the epoch, stored after the parameters; volatile */
+  uint64_t updates_ended;     /* updates that have ended, whatever with */
+  int32_t update_outstanding; /* 1: one was submitted and has not been seen to end */
+  int32_t holds_param;        /* 1: param is valid now */
 };
 MLPO_API int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info);
+/* From now on updates_ended is stored in *word too (release), by whichever thread sees an update end or the session
+ * end; NULL ends that. The word must live until then. For who waits for an update by memory, as a GPU's stream does:
+ * some thread has to take completions in meanwhile (mlpo_client_await). */
+MLPO_API int mlpo_subgroup_watch(mlpo_subgroup* subgroup, uint64_t* word);
 
 /* ---- Requests ----
  * A request is one or more submissions and ends exactly once. It may be freed before it ended: the work goes on. */
@@ -204,6 +220,18 @@ struct mlpo_grad_piece {
 /* Tells the daemon that pieces of the gradient are in the slot; NULL: all of it, VALUE. */
 MLPO_API int mlpo_submit_grad(mlpo_subgroup* subgroup, const struct mlpo_grad_piece* pieces, size_t count,
                               int64_t timeout_ns, mlpo_request** request);
+
+/* The same in two halves, for a gradient that somebody else completes: a request is made now, and submitted by the one
+ * call of mlpo_request_post, which never waits and is fit for a CUDA host callback. If the ring is full the submission
+ * goes to a list of this process that whoever submits or takes completions in empties, before anything newer. Until
+ * it is posted, updates and discards of the subgroup are -EBUSY. mlpo_request_free before the post is allowed: the post
+ * is due all the same, and the memory lives that long. */
+MLPO_API int mlpo_prepare_grad(mlpo_subgroup* subgroup, const struct mlpo_grad_piece* pieces, size_t count,
+                               mlpo_request** request);
+/* Errors (the request has ended with them): why the session ended, MLPO_ERR_FORKED. -EINVAL: it was posted before. */
+MLPO_API int mlpo_request_post(mlpo_request* request);
+/* Instead of a post: nothing is submitted, and the request ends with `code` (negative) and `text`. */
+MLPO_API int mlpo_request_abandon(mlpo_request* request, int code, const char* text);
 
 #define MLPO_OPTIMIZER_ADAMW 1
 #define MLPO_OPTIMIZER_ADAM 2
