@@ -7,6 +7,7 @@
 #include <sysexits.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <csignal>
 
@@ -19,6 +20,10 @@ namespace mlpo {
 namespace {
 
 constexpr int kFastStopSeconds = 10;
+// What the service manager is told that a step of start or stop takes at most, and how fast a pool comes and goes.
+constexpr int64_t kStepSeconds = 60;
+constexpr uint64_t kPoolBytesPerS = 256u << 20;
+constexpr int64_t kBeatNs = 10 * kNsPerS;
 constexpr uint32_t kPieceDepth = 64;
 
 std::vector<PathParameters> ParametersOf(const std::vector<PathConfig>& configs) {
@@ -47,8 +52,8 @@ void Daemon::PostHousekeeping(F&& f) {
 
 // ---- Start ----
 
-Result<std::unique_ptr<Daemon>> Daemon::Create(Config config, const std::string& socket) {
-  std::unique_ptr<Daemon> daemon(new Daemon(std::move(config)));
+Result<std::unique_ptr<Daemon>> Daemon::Create(Config config, const std::string& socket, ServiceManager* service) {
+  std::unique_ptr<Daemon> daemon(new Daemon(std::move(config), service));
   daemon->started_ns_ = NowNs();
   Status status = SetTarget(daemon->config_.adam.target);
   if (status.ok()) status = daemon->OpenPaths();
@@ -79,6 +84,8 @@ Status Daemon::OpenPool() {
   options.buffer_bytes = Scheduler::BufferBytes(config_.memory.block_elements);
   options.lock = config_.memory.lock;
   options.huge_pages = config_.memory.huge_pages != "never";
+  service_->Show("making a pool of " + std::to_string(options.pool_bytes) + " bytes");
+  service_->Extend(kStepSeconds + static_cast<int64_t>(options.pool_bytes / kPoolBytesPerS));
   Result<std::unique_ptr<BufferPool>> pool = BufferPool::Create(options);
   if (!pool.ok()) return pool.status();
   pool_ = std::move(*pool);
@@ -204,7 +211,10 @@ int Daemon::Run() {
   spdlog::info("event=ready socket={} node={} paths={} pool_bytes={} buffers={} workers={} adam={}", socket_.path(),
                config_.daemon.node, paths_.size(), pool_->pool_bytes(), pool_->count(), workers_->workers(),
                ActiveTarget());
+  service_->Ready();
+  if (service_->listens()) Beat();
   io_.run();
+  service_->Extend(kStepSeconds + static_cast<int64_t>(pool_->pool_bytes() / kPoolBytesPerS));
   loop_->Stop();
   spdlog::info("event=stopped exit_code={}", exit_code_);
   return exit_code_;
@@ -222,9 +232,37 @@ void Daemon::WaitForSignal() {
   });
 }
 
+// The service manager hears that we live as often as the data thread has answered this one. Paths and workers are not
+// asked: a slow or hung device is theirs to wait for, and no reason to be killed.
+void Daemon::Beat() {
+  auto snapshot = std::make_shared<Snapshot>();
+  snapshot->paths.resize(paths_.size());
+  loop_->Post([this, snapshot] {
+    loop_->Fill(snapshot.get());
+    PostMain([this, snapshot] { TellProgress(*snapshot); });
+  });
+}
+
+void Daemon::TellProgress(const Snapshot& snapshot) {
+  service_->Alive();
+  if (state_ != State::kReady) service_->Extend(kStepSeconds);
+  std::string text = std::string(StateName(snapshot)) + ", sessions: " + std::to_string(snapshot.sessions.size());
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    if (snapshot.paths[i].state != "healthy") text += ", path " + paths_[i]->name() + ": " + snapshot.paths[i].state;
+  }
+  service_->Show(text);
+  const int64_t watchdog_ns = service_->watchdog_ns();
+  next_beat_.expires_after(std::chrono::nanoseconds(watchdog_ns > 0 ? std::min(watchdog_ns / 4, kBeatNs) : kBeatNs));
+  next_beat_.async_wait([this](boost::system::error_code error) {
+    if (!error) Beat();
+  });
+}
+
 void Daemon::BeginDrain(const char* why) {
   if (state_ != State::kReady) return;
   state_ = State::kDraining;
+  service_->Stopping();
+  service_->Extend(kStepSeconds);
   spdlog::info("event=drain why=\"{}\" sessions={}", why, sessions_->session_count());
   sessions_->StopAccepting();
   drain_deadline_.expires_after(std::chrono::seconds(config_.daemon.drain_timeout_s));

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "daemon/adam/worker_pool.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/base/unix_socket.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control_server.h"
@@ -34,8 +35,9 @@ namespace mlpo {
 
 class Daemon : public SessionHost {
  public:
-  // `socket`: resolved. Errors say what could not be had and what to do; nothing is left behind.
-  static Result<std::unique_ptr<Daemon>> Create(Config config, const std::string& socket);
+  // `socket`: resolved. `service`: borrowed for the daemon's life. Errors say what could not be had and what to do;
+  // nothing is left behind.
+  static Result<std::unique_ptr<Daemon>> Create(Config config, const std::string& socket, ServiceManager* service);
   ~Daemon() override;
 
   // Serves until a signal or a drain request has been carried out. Returns the exit code.
@@ -49,7 +51,7 @@ class Daemon : public SessionHost {
     uint64_t extents = 0;                // housekeeping thread: registered blocks
   };
 
-  explicit Daemon(Config config) : config_(std::move(config)) {}
+  Daemon(Config config, ServiceManager* service) : config_(std::move(config)), service_(service) {}
   Status OpenPaths();
   Status OpenPool();
   Status StartQueues();
@@ -58,6 +60,8 @@ class Daemon : public SessionHost {
   Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks);
 
   void WaitForSignal();
+  void Beat();
+  void TellProgress(const Snapshot& snapshot);
   void BeginDrain(const char* why);
   void StopFast();
   void EndSessions();
@@ -84,6 +88,7 @@ class Daemon : public SessionHost {
   void PostHousekeeping(F&& f);
 
   const Config config_;
+  ServiceManager* const service_;
   State state_ = State::kStarting;
   int64_t started_ns_ = 0;
   int exit_code_ = 0;
@@ -92,6 +97,7 @@ class Daemon : public SessionHost {
   boost::asio::thread_pool housekeeping_{1};
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer drain_deadline_{io_};
+  boost::asio::steady_timer next_beat_{io_};
 
   std::vector<std::unique_ptr<Path>> paths_;
   std::vector<double> shares_;

@@ -13,6 +13,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/mapped_region.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/config/load.h"
 #include "daemon/daemon.h"
 #include "daemon/io/path.h"
@@ -46,8 +47,9 @@ int ExitCode(const Status& status) {
   }
 }
 
-int Refuse(const Status& status) {
+int Refuse(const Status& status, mlpo::ServiceManager& service) {
   spdlog::error("event=start_failed reason=\"{}\"", status.message());
+  service.Show(status.message());
   return ExitCode(status);
 }
 
@@ -73,13 +75,14 @@ int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
   ::signal(SIGXFSZ, SIG_IGN);  // a write beyond RLIMIT_FSIZE is EFBIG, an error of that path
   ::umask(077);
+  mlpo::ServiceManager service = mlpo::ServiceManager::FromEnvironment();
 
   Status status = CheckKernel();
   if (status.ok()) status = mlpo::CheckDistinctPaths(config.paths);
-  if (!status.ok()) return Refuse(status);
+  if (!status.ok()) return Refuse(status, service);
   mlpo::Result<std::string> socket = mlpo::ResolveSocket(config, environment);
-  if (!socket.ok()) return Refuse(socket.status());
-  mlpo::Result<std::unique_ptr<mlpo::Daemon>> daemon = mlpo::Daemon::Create(std::move(config), *socket);
-  if (!daemon.ok()) return Refuse(daemon.status());
+  if (!socket.ok()) return Refuse(socket.status(), service);
+  mlpo::Result<std::unique_ptr<mlpo::Daemon>> daemon = mlpo::Daemon::Create(std::move(config), *socket, &service);
+  if (!daemon.ok()) return Refuse(daemon.status(), service);
   return (*daemon)->Run();
 }
