@@ -144,7 +144,7 @@ class StaleUses:
 
 
 def is_awaited(step: Optional[Step], param: torch.Tensor) -> bool:
-    """Whether a step under way has not yet given the parameter its new value."""
-    if step is None or not step.decided or param not in step.counts:
+    """Whether step(wait=False) has not yet given the parameter its new value."""
+    if step is None or not step.left or param not in step.counts:
         return False
     return any(not part.ended and any(member.param is param for member in part.members) for part in step.parts)

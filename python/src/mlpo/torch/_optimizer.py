@@ -140,8 +140,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._overlap.watch()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets all gradients, those that overlap=True has taken too."""
+        """Forgets all gradients, those that overlap=True has taken too; before that a step that failed is finished."""
         if self._overlap is not None:
+            if not self._awaits():
+                with torch.no_grad():
+                    self._finish_step()
             self._overlap.drop(set_to_none)
             self._overlap.watch()
         super().zero_grad(set_to_none)
@@ -420,8 +423,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._finish_step()
 
     def _awaits(self) -> bool:
-        """Whether there are updates that were not waited for."""
-        return self._under_way is not None and self._under_way.decided
+        """Whether there are updates of step(wait=False) that were not waited for."""
+        return self._under_way is not None and self._under_way.left
 
     def _refuse_stale(self, param: torch.Tensor) -> None:
         """A gradient has arrived: of the parameter's newest value, or it is a mistake."""

@@ -104,13 +104,15 @@ class Overlap:
         self._lock = threading.RLock()
         self._left_early = 0
         self.sent_in_backward = 0  # subgroups of the last step
+        self.close = weakref.finalize(self, _release_all, self._watches)  # takes all hooks off, now or with this object
+        self.close.atexit = False
 
     def watch(self) -> None:
         """Puts hooks on parameters that need gradients and have none, and takes them off those that left."""
         params = {item.param: item.name for item in self._owner._all_named()}
         with self._lock:
             for param in [param for param in self._watches if param not in params]:
-                self._release(self._watches.pop(param))
+                _release(self._watches.pop(param))
             for param in params:
                 if param.requires_grad and param not in self._watches:
                     self._watches[param] = self._hooked(param)
@@ -123,20 +125,6 @@ class Overlap:
         before = node.register_prehook(functools.partial(_lift, me, it))
         after = param.register_post_accumulate_grad_hook(functools.partial(_take, me))
         return _Watch(param, node, [before, after])
-
-    @staticmethod
-    def _release(watch: _Watch) -> None:
-        for handle in watch.handles:
-            handle.remove()
-        if is_taken(watch.param.grad):
-            watch.param.grad = None
-
-    def close(self) -> None:
-        with self._lock:
-            for watch in self._watches.values():
-                self._release(watch)
-            self._watches.clear()
-            self._windows.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -314,15 +302,24 @@ class Overlap:
 
 def _lift(overlap: weakref.ref[Overlap], param: weakref.ref[torch.Tensor], grads: Sequence[Any]) -> None:
     me, it = overlap(), param()
-    if it is None or not grads or grads[0] is None or not it.requires_grad:
-        return  # autograd adds nothing
-    if me is not None:
-        me._lift(it)
-    elif is_taken(it.grad):
-        it.grad = None  # of an optimizer that is gone
+    if me is not None and it is not None and it.requires_grad and grads and grads[0] is not None:
+        me._lift(it)  # else autograd adds nothing
 
 
 def _take(overlap: weakref.ref[Overlap], param: torch.Tensor) -> None:
     me = overlap()
     if me is not None:
         me._take(param)
+
+
+def _release(watch: _Watch) -> None:
+    for handle in watch.handles:
+        handle.remove()
+    if is_taken(watch.param.grad):
+        watch.param.grad = None
+
+
+def _release_all(watches: dict[torch.Tensor, _Watch]) -> None:
+    for watch in watches.values():
+        _release(watch)
+    watches.clear()

@@ -44,6 +44,7 @@ class Step:
         self.parts = list(parts)
         self.counts = counts
         self.decided = False
+        self.left = False  # by step(wait=False): decided, and the trainer goes on
 
     def take_gradients(self, submit: Callable[[Pack, Sequence[Member]], Request[GradInfo]]) -> bool:
         """Sends all gradients by `submit`; whether they are finite."""
@@ -78,6 +79,7 @@ class Step:
 
     def go_on(self, apply_nonfinite: bool) -> None:
         """Submits all updates and leaves the waiting to later calls."""
+        self.left = True
         for part in self.parts:
             part.versions = [member.param._version for member in part.members]
         failure = self.submit_updates(self.parts, apply_nonfinite)
