@@ -18,10 +18,6 @@ class Absent:
         """Not offered by this version."""
         raise not_offered("OffloadAdamW.load()", "use optimizer.load_state_dict(torch.load(file))")
 
-    def clip_grad_norm_(self, max_norm: float, *_: Any, **__: Any) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("OffloadAdamW.clip_grad_norm_()", "use torch.nn.utils.clip_grad_norm_ before step()")
-
     def attach_ddp(self, model: Any) -> NoReturn:
         """Not offered by this version."""
         raise not_offered(

@@ -11,14 +11,12 @@ import torch
 from .._client import Client
 from .._errors import MlpoError
 from .._request import GradInfo, Request
-from .._subgroup import Kind, Subgroup, TensorSpec
+from .._subgroup import Kind, Subgroup
+from . import _shards
 from ._packing import Named
+from ._seal import BITS, Seal, pieces, same, seal
 
 _MAX_NAME_BYTES = 256
-# Elements whose FP32 copies are held at a time where a parameter's state is read or written in pieces.
-PIECE_ELEMENTS = 4 << 20
-# Types of the same size that compare bits: NaN equals itself and -0 is not 0.
-BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
 @dataclass
@@ -28,9 +26,14 @@ class Member:
     param: torch.Tensor
     name: str
     index: int  # of its tensor in the subgroup
-    grad: torch.Tensor  # on the slot, in the parameter's shape, row-major
+    grad: torch.Tensor  # on the slot, in the shape of the elements that this rank holds, row-major
     value: torch.Tensor  # likewise: what the daemon handed out last
-    slot_is_value: bool = False  # `value` is what the master rounds to, unless somebody wrote to the slot
+    seal: Optional[Seal] = None  # of the values that the masters round to, where known
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The parameter's elements that this rank holds."""
+        return _shards.local(self.param)
 
 
 class Pack:
@@ -44,17 +47,15 @@ class Pack:
         self.members: list[Member] = []
         start = 0
         for index, item in enumerate(items):
-            end, shape = start + item.param.numel(), item.param.shape
+            shape = _shards.local(item.param).shape
+            end = start + shape.numel()
             grad, value = grads[start:end].view(shape), values[start:end].view(shape)
-            self.members.append(Member(item.param, item.name, index, grad, value))
+            self.members.append(Member(item.param, item.name, index, grad, value, seal(_shards.local(item.param))))
             start = end
-        self.fresh = True  # masters are what the parameters were at registration, in this very step
 
     def write_gradient(self, member: Member, add: bool = False) -> None:
         """Puts a parameter's .grad into the slot, or adds it to what is there, in the slot's type."""
-        grad = member.param.grad
-        assert grad is not None
-        member.slot_is_value = False
+        grad = _shards.local_gradient(member.param)
         if add:
             member.grad.add_(grad if grad.device == member.grad.device else grad.to(member.grad.device))
         else:
@@ -68,44 +69,46 @@ class Pack:
 
     def submit(self, taken: Sequence[Member]) -> Request[GradInfo]:
         """Tells the daemon that the gradients of `taken` are in the slot; the others are skipped."""
-        self.fresh = False
         chosen = {member.index for member in taken}
-        pieces: Optional[list[tuple[int, int, int]]] = None
+        listed: Optional[list[tuple[int, int, int]]] = None
         if len(chosen) < len(self.members):
-            pieces, start = [], 0
+            listed, start = [], 0
             for member in self.members:
                 kind = Kind.VALUE if member.index in chosen else Kind.SKIP
-                pieces.append((start, member.param.numel(), kind))
-                start += member.param.numel()
-        return self.subgroup.submit_grad(pieces)
+                listed.append((start, member.grad.numel(), kind))
+                start += member.grad.numel()
+        return self.subgroup.submit_grad(listed)
 
     def write_back(self, taken: Sequence[Member]) -> None:
         """Copies what the update handed out into the parameters."""
         for member in taken:
-            member.param.copy_(member.value)
-            member.slot_is_value = True
+            local = member.local
+            local.copy_(member.value)
+            member.seal = seal(local)
 
     def reload_masters(self, member: Member, force: bool = False) -> bool:
         """Makes masters follow a parameter that was replaced; True if any did.
 
         An element whose master does not round to the parameter's value is reset from it; the others keep the bits that
-        rounding hides. With `force` the slot's bytes are not taken as a sign that nothing changed.
+        rounding hides. With `force` its digest is not taken as a sign that nothing changed.
         """
-        held = member.param.detach().to("cpu")
-        bits = BITS[self.dtype]
-        if member.slot_is_value and not force and torch.equal(held.view(bits), member.value.view(bits)):
+        local = member.local
+        now = seal(local)
+        if member.seal is not None and not force and same(member.seal, now):
             return False
-        flat = held.reshape(-1)
+        bits = BITS[self.dtype]
         changed = False
-        for first in range(0, flat.numel(), PIECE_ELEMENTS):
-            now = flat[first : first + PIECE_ELEMENTS]
-            master = torch.from_numpy(self.subgroup.read_state(member.index, first, now.numel())["master"])
+        for first, piece in pieces(local):
+            held = piece.detach().reshape(-1).to("cpu")
+            count = held.numel()
+            master = torch.from_numpy(self.subgroup.read_state(member.index, first, count)["master"])
             rounded = master.to(self.dtype)
-            differs = (rounded.view(bits) != now.view(bits)) & ~(rounded.isnan() & now.isnan())
+            differs = (rounded.view(bits) != held.view(bits)) & ~(rounded.isnan() & held.isnan())
             if bool(differs.any()):
                 changed = True
-                reset = torch.where(differs, now.float(), master)
-                self.subgroup.write_state(master=reset.numpy(), tensor=member.index, first=first, count=now.numel())
+                reset = torch.where(differs, held.float(), master)
+                self.subgroup.write_state(master=reset.numpy(), tensor=member.index, first=first, count=count)
+        member.seal = now
         return changed
 
 
@@ -116,11 +119,8 @@ def _register(
     for index, item in enumerate(items):
         if item.param.is_meta:
             raise ValueError(f"parameter {item.name} is on the meta device: give it memory and values before step()")
-        shape = tuple(item.param.shape)
-        if len(shape) > 8:
-            shape = (item.param.numel(),)
-        specs.append(TensorSpec(fit_name(item.name, str(index)), shape))
-        parts.append(item.param.detach().to("cpu", torch.float32).reshape(-1))
+        specs.append(_shards.spec(item.param, fit_name(item.name, str(index))))
+        parts.append(_shards.local(item.param).detach().to("cpu", torch.float32).reshape(-1))
     initial = parts[0] if len(parts) == 1 else torch.cat(parts)
     del parts
     try:

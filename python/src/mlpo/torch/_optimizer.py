@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import warnings
-from typing import Any, Callable, ContextManager, Iterable, NoReturn, Optional, Union
+from typing import Any, Callable, ContextManager, Iterable, NoReturn, Optional, Sequence, Union
 
 import torch
 from torch.optim.optimizer import ParamsT
@@ -12,16 +14,19 @@ from torch.optim.optimizer import ParamsT
 from .._client import Client
 from .._errors import MlpoError, NonFiniteGradientError, not_offered
 from .._subgroup import Subgroup
-from . import _checks, _default_client, _loading, _state
+from . import _checks, _default_client, _loading, _norm, _shards, _state
 from ._absent import Absent
 from ._binding import Member, Pack, fit_name
 from ._forward import ForwardWaits, StaleUses, is_awaited
 from ._overlap import Overlap, is_taken
 from ._packing import Named, packs
+from ._scaler import Scaling, scaling
 from ._steps import Part, Step, not_finite
 
 _DEFAULT_SUBGROUP_ELEMENTS = 16 << 20
 _WARN_AFTER_SKIPS = 3
+# What becomes of a step; the largest number of all ranks that hold shards counts.
+_UPDATE, _SCALER_SKIPS, _NOT_FINITE, _FAILED = range(4)
 _MOVED = (
     "parameter {} was moved to a param group with other hyper-parameters than its subgroup's: "
     "make a new optimizer and load_state_dict(state_dict())"
@@ -98,6 +103,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._places: dict[torch.Tensor, tuple[Pack, int]] = {}
         self._under_way: Optional[Step] = None
         self._skips_in_a_row = 0
+        self._clip_factor = 1.0  # of clip_grad_norm_, for the next step
         self._closed = False
         self._forwards: list[ForwardWaits] = []
         self._stale_uses = StaleUses(self)
@@ -112,6 +118,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         _checks.group_flags(defaults)
         _checks.hyper(defaults)
         super().__init__(params, defaults)
+
+    # GradScaler leaves unscaling and skipping to step(): see _scaler.py.
+    _step_supports_amp_scaling = True
 
     @property
     def subgroups(self) -> tuple[Subgroup, ...]:
@@ -140,7 +149,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._overlap.watch()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets all gradients, those that overlap=True has taken too; before that a step that failed is finished."""
+        """Forgets all gradients, those that overlap=True has taken too, and what clip_grad_norm_() found in them; before
+        that a step that failed is finished."""
+        self._clip_factor = 1.0
         if self._overlap is not None:
             if not self._awaits():
                 with torch.no_grad():
@@ -175,19 +186,21 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_open()
-        self._finish_step()
-        step = self._next_step()
-        for part in step.parts:
-            if not part.pack.fresh:
-                for member in part.members:
-                    part.pack.reload_masters(member)
-        self._under_way = step
-        if self._overlap is not None:
-            self._overlap.begin([part.pack for part in step.parts])
-        submit = Pack.submit_gradient if self._overlap is None else self._overlap.submit
-        if not step.take_gradients(submit) and not self._apply_nonfinite:
-            self._skip(step)
+        ranks = _shards.Ranks(item.param for item in self._all_named())
+        try:
+            self._check_open()
+            self._finish_step()
+            scaled = self._scaling()
+            step = self._under_way = self._next_step()
+            fate = _SCALER_SKIPS if scaled.overflow else self._prepare(step, scaled.factor)
+        except Exception:
+            ranks.worst(_FAILED)
+            raise
+        fate = ranks.worst(fate)
+        self._clip_factor = 1.0
+        if fate != _UPDATE:
+            self._skip(step, fate)
+            return loss
         self._skips_in_a_row = 0
         step.decided = True
         if self._overlap is not None:
@@ -219,6 +232,53 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._finish_step()
 
     @torch.no_grad()
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        process_group: Any = None,
+    ) -> torch.Tensor:
+        """Clips the gradients of all parameters together at the next step, and returns their norm before that.
+
+        The gradients themselves stay as they are: step() multiplies by min(1, max_norm / (norm + 1e-6)), and zero_grad()
+        forgets it. The norm is taken over this optimizer's parameters, the shards of DTensors included, and over the
+        ranks of `process_group`, which must hold different parameters (stages of a pipeline, shards cut by hand). A
+        gradient that is not finite is left to step(), unless error_if_nonfinite raises RuntimeError. With overlap=True
+        norm_type is 2. Collective where there are shards or a group.
+        """
+        limit = float(max_norm)
+        if not limit >= 0:
+            raise ValueError(f"max_norm is {limit}; it must not be negative")
+        self._check_open()
+        self._finish_step()
+        norm = _norm.Norm(float(norm_type), (item.param for item in self._all_named()))
+        device = torch.device("cpu")
+        if self._overlap is None:
+            for item in self._all_named():
+                if item.param.grad is not None:
+                    _checks.gradient(item.param, item.name, None)
+                    gradient = _shards.local_gradient(item.param)
+                    norm.add(_shards.sharding(item.param), gradient)
+                    device = gradient.device
+        else:
+            if norm_type != 2:
+                raise not_offered(f"clip_grad_norm_(norm_type={norm_type}) with overlap=True", "use norm_type=2")
+            step = self._next_step()
+            self._send(step)
+            for part in step.parts:
+                assert part.gradient is not None
+                norm.add_sum_of_squares(None, part.gradient.result().sum_of_squares)
+        total = norm.total(process_group) * self._clip_factor
+        if not math.isfinite(total) and error_if_nonfinite:
+            raise RuntimeError(
+                f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
+                "clipped. To leave that to step(), set `error_if_nonfinite=False`"
+            )
+        self._clip_factor *= _norm.clip_factor(total, limit, self._apply_nonfinite)
+        return torch.tensor(total, dtype=torch.float32, device=device)
+
+    @torch.no_grad()
     def reload_masters(self) -> None:
         """Makes the FP32 masters follow the parameters' present values.
 
@@ -228,9 +288,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._check_open()
         self._finish_step()
         self._bind()
-        for pack in self._packs:
-            for member in pack.members:
-                pack.reload_masters(member, force=True)
+        for pack, index in self._places.values():
+            pack.reload_masters(pack.members[index], force=True)
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
@@ -322,19 +381,28 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if param not in self._places:
             self._check_open()
             self._bind()
-            for pack in self._packs:
-                pack.fresh = False  # masters are not of the coming step's very moment
         pack, index = self._places[param]
         return pack, pack.members[index]
 
     def _bind(self) -> None:
-        """Registers parameters that are not yet."""
-        for index in range(len(self.param_groups)):
-            new = [item for item in self._named(index) if item.param.numel() and item.param not in self._places]
+        """Registers parameters that are not yet, and forgets those that were replaced in the param groups."""
+        groups = [self._named(index) for index in range(len(self.param_groups))]
+        current = {item.param for items in groups for item in items}
+        for param in [param for param in self._places if param not in current]:
+            del self._places[param]
+            self.state.pop(param, None)
+        if current.issubset(self._places):
+            return
+        _checks.overlaps((item.param, item.name) for items in groups for item in items)
+        for named in groups:
+            new = [item for item in named if item.param not in self._places]
             for item in new:
                 _checks.parameter(item.param, item.name)
             for items in packs(new, self._subgroup_elements):
-                key = fit_name(f"{items[0].name}", f"#{len(self._packs)}", f"{self._name}/")
+                number = f"#{len(self._packs)}"
+                key = fit_name(items[0].name, number, f"{self._name}/")
+                if any(pack.subgroup.key == key for pack in self._packs):  # of a parameter that was replaced
+                    key = f"{self._name}/{number}"
                 pack = Pack(self._connected(), key, items, self._grad_dtype)
                 self._packs.append(pack)
                 for member in pack.members:
@@ -345,7 +413,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._client = _default_client.acquire()
         if self._overlap is not None:
             _refuse_ranks()
-        _refuse_replicas(self._replicas)
+        if not self._replicas:
+            _refuse_replicas([item.param for item in self._all_named()])
         return self._client
 
     def _check_open(self) -> None:
@@ -375,15 +444,44 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             for param in group["params"]:
                 if not self._has_gradient(param):
                     continue
+                if param in counts:
+                    raise ValueError(f"parameter {self._name_of(param)} is in the param groups twice")
                 known = self.state[param].get("step") if param in self.state else None
                 counts[param] = _state.step_tensor(1) if known is None else known + 1
-                if param.numel():
+                if param in self._places:
                     pack, index = self._places[param]
                     part = parts.setdefault(id(pack), Part(pack, hyper))
                     if part.hyper != hyper:
                         raise ValueError(_MOVED.format(pack.members[index].name))
                     part.members.append(pack.members[index])
         return Step(list(parts.values()), counts)
+
+    def _scaling(self) -> Scaling:
+        """What torch's GradScaler asks of this step."""
+        asked = scaling(self)
+        if asked is not None and self._overlap is not None:
+            raise not_offered(
+                "overlap=True with an enabled GradScaler",
+                "use overlap=False: the scaler must see gradients that overlap=True has released",
+            )
+        return asked or Scaling()
+
+    def _send(self, step: Step) -> None:
+        """Sends the gradients of a step; with overlap=True those that did not go before."""
+        if self._overlap is not None:
+            self._overlap.begin([part.pack for part in step.parts])
+        step.send_gradients(Pack.submit_gradient if self._overlap is None else self._overlap.submit)
+
+    def _prepare(self, step: Step, factor: float) -> int:
+        """Does everything before an update is submitted, and says what this rank thinks of the step."""
+        for part in step.parts:
+            part.grad_scale = factor * self._clip_factor
+        self._send(step)
+        # Digests are taken here while the daemon reads the gradients.
+        for part in step.parts:
+            for member in part.members:
+                part.pack.reload_masters(member)
+        return _UPDATE if step.gradients_are_finite() or self._apply_nonfinite else _NOT_FINITE
 
     def _has_gradient(self, param: torch.Tensor) -> bool:
         return param.grad is not None if self._overlap is None else self._overlap.has_gradient(param)
@@ -440,10 +538,14 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.forgotten([part.pack for part in step.parts])
 
-    def _skip(self, step: Step) -> NoReturn:
-        """Forgets a step with gradients that are not finite."""
-        self._forget(step, overflow=True)
+    def _skip(self, step: Step, fate: int) -> None:
+        """Forgets a step; raises why, unless the scaler skips it."""
+        self._forget(step, overflow=fate != _FAILED)
         self._under_way = None
+        if fate == _SCALER_SKIPS:
+            return
+        if fate == _FAILED:
+            raise MlpoError(-errno.ECANCELED, "another rank failed before this step's update; nothing was updated")
         self._skips_in_a_row += 1
         if self._skips_in_a_row == _WARN_AFTER_SKIPS:
             warnings.warn(f"{_WARN_AFTER_SKIPS} steps in a row had gradients that are not finite", stacklevel=4)
@@ -485,10 +587,12 @@ def _refuse_ranks() -> None:
         )
 
 
-def _refuse_replicas(allowed: bool) -> None:
-    ranks = _ranks()
-    if not allowed and ranks > 1:
+def _refuse_replicas(params: Sequence[torch.Tensor]) -> None:
+    layouts = [_shards.sharding(param) for param in params]
+    copies = max((_ranks() if laid is None else laid.copies for laid in layouts), default=1)
+    if copies > 1:
         raise not_offered(
-            f"sharing optimizer state over {ranks} ranks of torch.distributed",
-            f"pass replicas=True to keep {ranks} whole copies of it, one a rank (gradients must be equal on all ranks)",
+            f"sharing optimizer state over {copies} ranks of torch.distributed",
+            f"shard the parameters (fully_shard), or pass replicas=True to keep {copies} whole copies of it, one a rank "
+            "(gradients must be equal on all of these ranks)",
         )

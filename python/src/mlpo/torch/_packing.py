@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import torch
+
+from . import _shards
 
 
 @dataclass(frozen=True)
@@ -17,22 +19,24 @@ class Named:
 
 
 def packs(params: Sequence[Named], subgroup_elements: int) -> Iterator[list[Named]]:
-    """Cuts the parameters of one param group into subgroups of one type and at most `subgroup_elements` elements.
+    """Cuts the parameters of one param group into subgroups of at most `subgroup_elements` elements, of one type and
+    one layout on the mesh, since the daemon's statistics are of a whole subgroup.
 
     Keeps their order within a type. A larger parameter is alone in its subgroup; empty ones are in none, since there
     is nothing to keep for them.
     """
-    by_type: dict[torch.dtype, list[Named]] = {}
+    alike: dict[Any, list[Named]] = {}
     for item in params:
-        if item.param.numel():
-            by_type.setdefault(item.param.dtype, []).append(item)
-    for items in by_type.values():
+        if _shards.local(item.param).numel():
+            alike.setdefault((item.param.dtype, _shards.sharding(item.param)), []).append(item)
+    for items in alike.values():
         pack: list[Named] = []
         elements = 0
         for item in items:
-            if pack and elements + item.param.numel() > subgroup_elements:
+            count = _shards.local(item.param).numel()
+            if pack and elements + count > subgroup_elements:
                 yield pack
                 pack, elements = [], 0
             pack.append(item)
-            elements += item.param.numel()
+            elements += count
         yield pack

@@ -6,9 +6,13 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Optional
 
+import numpy as np
 import torch
 
-from ._binding import PIECE_ELEMENTS, Pack
+from . import _shards
+from ._binding import Pack
+from ._checks import DTYPES
+from ._seal import pieces
 
 _KEYS = ("exp_avg", "exp_avg_sq", "master")
 
@@ -21,26 +25,22 @@ def step_tensor(step: int) -> torch.Tensor:
 def empty_moments(param: torch.Tensor) -> dict[str, Any]:
     """State of a parameter without elements, which the daemon does not know."""
     names = _KEYS[:2] if param.dtype == torch.float32 else _KEYS
-    return {name: _like(param) for name in names}
+    return {name: _shards.like(param, _like(param)) for name in names}
 
 
 def read(pack: Pack, index: int) -> dict[str, Any]:
     """The state of a pack's parameter, from the daemon, in pieces."""
     param = pack.members[index].param
     names = _KEYS[:2] if param.dtype == torch.float32 else _KEYS
-    tensors = {name: torch.empty(param.shape, dtype=torch.float32) for name in names}
-    flat = {name: tensor.view(-1) for name, tensor in tensors.items()}
+    tensors = {name: _like(param) for name in names}
     step = 0
-    for first in range(0, param.numel(), PIECE_ELEMENTS):
-        count = min(PIECE_ELEMENTS, param.numel() - first)
-        piece: Mapping[str, Any] = pack.subgroup.read_state(index, first, count)
+    for views in zip(*(pieces(tensor) for tensor in tensors.values())):
+        first, view = views[0]
+        piece: Mapping[str, Any] = pack.subgroup.read_state(index, first, view.numel())
         step = piece["step"]
-        for name in names:
-            flat[name][first : first + count] = torch.from_numpy(piece[name])
-    laid_out = {
-        name: tensor if param.is_contiguous() else _like(param).copy_(tensor) for name, tensor in tensors.items()
-    }
-    return {"step": step_tensor(step), **laid_out}
+        for name, (_, view) in zip(names, views):
+            view.copy_(torch.from_numpy(piece[name]).view(view.shape))
+    return {"step": step_tensor(step), **{name: _shards.like(param, tensor) for name, tensor in tensors.items()}}
 
 
 def write(pack: Pack, index: int, state: Mapping[str, Any]) -> None:
@@ -53,12 +53,12 @@ def write(pack: Pack, index: int, state: Mapping[str, Any]) -> None:
         "exp_avg": state.get("exp_avg"),
         "exp_avg_sq": state.get("exp_avg_sq"),
     }
-    member.slot_is_value = False
-    pack.fresh = False
-    for first in range(0, member.param.numel(), PIECE_ELEMENTS):
-        count = min(PIECE_ELEMENTS, member.param.numel() - first)
-        parts = {name: _piece(tensor, first, count) for name, tensor in sources.items()}
-        pack.subgroup.write_state(tensor=index, first=first, count=count, **parts)
+    member.seal = None
+    parts = {name: None if tensor is None else pieces(_shards.local(tensor)) for name, tensor in sources.items()}
+    for first, view in pieces(member.grad):
+        count = view.numel()
+        written = {name: _floats(None if views is None else next(views)[1], count) for name, views in parts.items()}
+        pack.subgroup.write_state(tensor=index, first=first, count=count, **written)
     pack.subgroup.write_state(tensor=index, step=int(state["step"]) if state else 0)
 
 
@@ -80,17 +80,24 @@ def check(param: torch.Tensor, name: str, state: Mapping[str, Any]) -> None:
             if not isinstance(value, torch.Tensor) or value.shape != param.shape:
                 shape = tuple(getattr(value, "shape", ()))
                 raise ValueError(f"{key} of parameter {name} has shape {shape}, the parameter {tuple(param.shape)}")
-            if value.is_complex() or not value.is_floating_point():
-                raise ValueError(f"{key} of parameter {name} is {value.dtype}; it must be floating point")
+            if value.dtype not in DTYPES:
+                raise ValueError(f"{key} of parameter {name} is {value.dtype}; offered are float32, float16 and bfloat16")
+            if value.layout != torch.strided:
+                raise ValueError(f"{key} of parameter {name} has the layout {value.layout}; it must be dense")
+            if _shards.sharding(value) != _shards.sharding(param):
+                raise ValueError(
+                    f"{key} of parameter {name} is not distributed over the ranks as the parameter is: "
+                    "torch.distributed.checkpoint.state_dict.set_optimizer_state_dict() can bring it there"
+                )
 
 
 def _like(param: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(param, dtype=torch.float32, device="cpu", memory_format=torch.preserve_format)
+    """An FP32 tensor on the host for the elements that this rank holds, with the parameter's strides."""
+    return torch.empty_like(_shards.local(param), dtype=torch.float32, device="cpu", memory_format=torch.preserve_format)
 
 
-def _piece(tensor: Optional[torch.Tensor], first: int, count: int) -> Any:
-    """Elements of a tensor as FP32; zeros for None."""
+def _floats(tensor: Optional[torch.Tensor], count: int) -> Any:
+    """The elements as an FP32 array on the host; zeros for None."""
     if tensor is None:
-        return torch.zeros(count).numpy()
-    flat = tensor.detach().reshape(-1)[first : first + count]
-    return flat.to("cpu", torch.float32).contiguous().numpy()
+        return np.zeros(count, np.float32)
+    return tensor.detach().reshape(-1).to("cpu", torch.float32).numpy()

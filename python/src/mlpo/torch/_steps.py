@@ -30,6 +30,7 @@ class Part:
     pack: Pack
     hyper: Hyper
     members: list[Member] = field(default_factory=list)  # those with a gradient
+    grad_scale: float = 1.0  # multiplies the gradient
     epoch: int = 0  # of the subgroup before this step
     gradient: Optional[Request[GradInfo]] = None
     update: Optional[Request[int]] = None
@@ -46,11 +47,14 @@ class Step:
         self.decided = False
         self.left = False  # by step(wait=False): decided, and the trainer goes on
 
-    def take_gradients(self, submit: Callable[[Pack, Sequence[Member]], Request[GradInfo]]) -> bool:
-        """Sends all gradients by `submit`; whether they are finite."""
+    def send_gradients(self, submit: Callable[[Pack, Sequence[Member]], Request[GradInfo]]) -> None:
+        """Sends all gradients by `submit`."""
         for part in self.parts:
             part.epoch = part.pack.subgroup.epoch
             part.gradient = submit(part.pack, part.members)
+
+    def gradients_are_finite(self) -> bool:
+        """Waits until the daemon has read them."""
         return all([part.gradient.result().all_finite for part in self.parts if part.gradient is not None])
 
     def forget(self, overflow: bool = False) -> None:
@@ -150,7 +154,7 @@ def _submit(part: Part, apply_nonfinite: bool) -> Optional[Request[int]]:
     while not _has_moved(part):
         try:
             return subgroup.submit_update(
-                hyper.lr, hyper.betas, hyper.eps, hyper.weight_decay, apply_nonfinite=apply_nonfinite
+                hyper.lr, hyper.betas, hyper.eps, hyper.weight_decay, part.grad_scale, apply_nonfinite=apply_nonfinite
             )
         except MlpoError as error:
             if error.code != lib.MLPO_ERR_SLOT_BUSY:
@@ -173,7 +177,7 @@ def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...]]:
     )
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     text = (
-        f"the gradient of {shown or 'a parameter'} is not finite; nothing was updated. Skip the step, or "
+        f"the gradient of {shown or 'a parameter on another rank'} is not finite; nothing was updated. Skip the step, or "
         'pass nonfinite="apply" for what torch does'
     )
     return lib.MLPO_ERR_NOT_FINITE, text, 0, names
