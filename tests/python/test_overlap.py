@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import weakref
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator
 
 import mlpo
 import pytest
@@ -192,7 +192,9 @@ def test_daemon_has_the_gradient_before_step(make: Make) -> None:
 # ---- What a window may look like: each compared with the same calls without overlap
 
 
-def paired(make: Make, drive: Callable[[Model, OffloadAdamW, int], None], steps: int = 6, **options: Any) -> OffloadAdamW:
+def paired(
+    make: Make, drive: Callable[[Model, OffloadAdamW, int], None], steps: int = 6, **options: Any
+) -> OffloadAdamW:
     """drive(model, optimizer, step) for each step with overlap and without; all bits must be equal. The one with."""
     made = []
     for overlap in (False, True):
@@ -339,7 +341,7 @@ def test_closure(make: Make) -> None:
 
 
 def test_exception_in_backward(make: Make) -> None:
-    """A backward pass that ends early leaves what it had: dropped by zero_grad(), or used by step(), as without overlap."""
+    """A backward pass that ends early leaves what it had: for zero_grad() to drop or step() to use."""
 
     class Boom(torch.autograd.Function):
         @staticmethod
@@ -366,7 +368,7 @@ def test_exception_in_backward(make: Make) -> None:
 
 
 def test_hooks_of_users(make: Make) -> None:
-    """Those before ours see and change the gradient of the pass; torch.autograd.grad() takes none; create_graph works."""
+    """Earlier ones see and change the pass's gradient; torch.autograd.grad() takes none; create_graph works."""
     sums: dict[bool, list[float]] = {False: [], True: []}
 
     def drive(model: Model, optimizer: OffloadAdamW, step: int) -> None:
@@ -446,8 +448,8 @@ def test_gradient_that_is_not_finite(make: Make, early: bool) -> None:
 @pytest.mark.parametrize("sent", [False, True], ids=["not sent", "sent"])
 @pytest.mark.parametrize("nth", [0, 1])
 def test_interrupts(make: Make, monkeypatch: pytest.MonkeyPatch, call: str, sent: bool, nth: int) -> None:
-    """Ctrl-C before or just after a submission in a backward pass or in step(): after zero_grad() training goes on as if
-    the step had been done or had not."""
+    """Ctrl-C before or just after a submission in a backward pass or in step(): after zero_grad() training goes on as
+    if the step had been done or had not."""
     model = fresh()
     optimizer = make(model.parameters(), subgroup_elements=700)
     train(model, optimizer, 2)

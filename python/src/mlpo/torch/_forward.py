@@ -1,10 +1,10 @@
 """step(wait=False): updates go on during the next forward pass, and each module waits for its own parameters.
 
-A parameter gets its new value only by a wait in the trainer's thread, as a whole; until then it has the old one. A module
-waits before its forward() for the parameters that are its own, and for those of modules inside it that were seen not to be
-called, since then it uses them itself (as MultiheadAttention does with its out_proj). The first forward pass waits for
-everything at its beginning, since nothing was seen yet. A parameter that was used before it was waited for is found when
-its gradient arrives, and the backward pass raises.
+A parameter gets its new value only by a wait in the trainer's thread, as a whole; until then it has the old one. A
+module waits before its forward() for the parameters that are its own, and for those of modules inside it that were seen
+not to be called, since then it uses them itself (as MultiheadAttention does with its out_proj). The first forward pass
+waits for everything at its beginning, since nothing was seen yet. A parameter that was used before it was waited for is
+found when its gradient arrives, and the backward pass raises.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class ForwardWaits:
         self._order: dict[torch.Tensor, int] = {}  # when the model's last forward pass wanted a parameter
         self.params = frozenset(model.parameters())
         self._handles: list[Any] = []
+        module: Any  # torch's hooks have no types
         for module in self._own:
             self._handles += [
                 module.register_forward_pre_hook(_Hook(self, "_before"), prepend=True),
@@ -128,6 +129,7 @@ class StaleUses:
         self._handles: dict[torch.Tensor, Any] = {}
 
     def watch(self, params: Iterable[torch.Tensor]) -> None:
+        param: Any  # torch's hooks have no types
         for param in params:
             if param.requires_grad and param not in self._handles:
                 self._handles[param] = param.register_post_accumulate_grad_hook(self._look)

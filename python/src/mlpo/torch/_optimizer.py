@@ -50,8 +50,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
       nonfinite: "raise": step() with an inf or NaN gradient changes nothing and raises mlpo.NonFiniteGradientError;
         "apply": it is applied, as torch does.
       replicas: with torch.distributed and more than one rank, allows that each rank keeps a whole copy of the state.
-      overlap: gradients are taken in the backward pass, by hooks, and sent to the daemon as soon as a subgroup has all of
-        its own; .grad is then a tensor without memory that raises when it is used, until zero_grad(). Gradients of
+      overlap: gradients are taken in the backward pass, by hooks, and sent to the daemon as soon as a subgroup has all
+        of its own; .grad is then a tensor without memory that raises when it is used, until zero_grad(). Gradients of
         several passes are added in the slot, in grad_dtype. The first step sends all of them at step().
       gradient_accumulation_steps: backward passes a step, for overlap: a subgroup of which they use the parameters
         unequally often is sent at step(). Alternatively all passes but the last are made under no_sync().
@@ -177,8 +177,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         """One optimizer step; returns the closure's loss. On return every parameter has its new value.
 
         With wait=False, which needs attach_forward(), it returns when the updates are under way. Each parameter of an
-        attached model gets its new value when a module that has it is about to use it; the next step(), state_dict() and
-        wait() wait for all. Call wait() before parameters are read or written in any other way.
+        attached model gets its new value when a module that has it is about to use it; the next step(), state_dict()
+        and wait() wait for all. Call wait() before parameters are read or written in any other way.
         """
         if not wait and not self._forwards:
             raise ValueError("step(wait=False) needs attach_forward(model), so that forward passes wait for parameters")
@@ -497,7 +497,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._finish_step()
 
     def _leave_step(self, step: Step) -> None:
-        """Submits the updates in the order in which the forward pass wants them, and waits for what it does not wait for."""
+        """Submits the updates in the order in which forward passes want them, and waits for those that none wants."""
         if self._overlap is None:
             self._stale_uses.watch(item.param for item in self._all_named())
         step.parts.sort(
@@ -528,9 +528,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         """A gradient has arrived: of the parameter's newest value, or it is a mistake."""
         if is_awaited(self._under_way, param):
             raise RuntimeError(
-                f"parameter {self._name_of(param)} has a gradient although its update by step(wait=False) was not waited "
-                "for, so its old value was used: call optimizer.wait() before parameters are used outside of their "
-                "modules' forward()"
+                f"parameter {self._name_of(param)} has a gradient although its update by step(wait=False) was not "
+                "waited for, so its old value was used: call optimizer.wait() before parameters are used outside of "
+                "their modules' forward()"
             )
 
     def _forget(self, step: Step, overflow: bool = False) -> None:

@@ -4,9 +4,9 @@ Whether a parameter has a gradient is always told by its .grad, as without overl
   None: it has none, whatever the slot holds; a Taken tensor: it is in the slot; another tensor: it is that one.
 So zero_grad() of a model, gradients that somebody assigns and layers without a part mean what they always mean.
 
-A subgroup's gradient leaves during the backward pass once each of its parameters was called as often as usual: as in the
-step before. That is a guess. A call that comes after it takes the gradient back (DISCARD leaves the slot's bytes alone),
-adds to it, and it leaves at step(): a wrong guess costs time, never a gradient.
+A subgroup's gradient leaves during the backward pass once each of its parameters was called as often as usual: as in
+the step before. That is a guess. A call that comes after it takes the gradient back (DISCARD leaves the slot's bytes
+alone), adds to it, and it leaves at step(): a wrong guess costs time, never a gradient.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Taken(torch.Tensor):
         texts = [value.text for value in given if type(value) is Taken]
         raise RuntimeError(texts[0] if texts else "a gradient that was taken during the backward pass cannot be used")
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"<{self.text}>"
 
 
@@ -117,7 +117,7 @@ class Overlap:
                 if param.requires_grad and param not in self._watches:
                     self._watches[param] = self._hooked(param)
 
-    def _hooked(self, param: torch.Tensor) -> _Watch:
+    def _hooked(self, param: Any) -> _Watch:  # torch's hooks have no types
         # Weak, since autograd's lists of hooks would keep all of it for as long as the parameter lives.
         me, it = weakref.ref(self), weakref.ref(param)
         node = get_gradient_edge(param).node
@@ -152,7 +152,7 @@ class Overlap:
         if watch is None or param.grad is None or not param.numel():
             return
         if watch.lifted is not None and watch.lifted.used:
-            # Added to a gradient that is gone. Fine if zero_grad() drops the sum, as a GAN's loop does; else step() raises.
+            # Added to a gradient that is gone. Fine if zero_grad() drops it, as in a GAN's loop; else step() raises.
             param.grad, watch.lifted = watch.lifted, None
             return
         self._owner._refuse_stale(param)
@@ -230,8 +230,8 @@ class Overlap:
             )
         if isinstance(grad, Taken) and grad.used:
             raise RuntimeError(
-                f"the gradient of parameter {self._owner._name_of(param)} was used by the step() before, and overlap=True "
-                "does not keep it: call zero_grad() before the next backward pass"
+                f"the gradient of parameter {self._owner._name_of(param)} was used by the step() before, and "
+                "overlap=True does not keep it: call zero_grad() before the next backward pass"
             )
         return grad is not None
 
@@ -243,7 +243,7 @@ class Overlap:
                 self._take_back(window)
 
     def submit(self, pack: Pack, members: Sequence[Member]) -> Request[GradInfo]:
-        """The request of the gradients of `members`: the one that was sent in the backward pass if it has just these."""
+        """The request of the gradients of `members`: that of the backward pass if it has just these."""
         window = self._windows.setdefault(id(pack), _Window(pack, None))
         outside = [member for member in members if not is_taken(member.param.grad)]
         if outside or window.request is None or window.of != {member.index for member in members}:
@@ -281,7 +281,7 @@ class Overlap:
                 if watch.idle == _IDLE_STEPS:
                     watch.usual = 0
             return
-        # With N passes a step, a parameter that not all of them use alike must wait for the last one, that is for step().
+        # Of N passes, a parameter that not all of them use alike must wait for the last one, that is for step().
         even = self._held or calls % self._passes == 0
         watch.usual = calls if even and watch.last in (None, calls) else None
         watch.last = calls

@@ -35,7 +35,7 @@ class Part:
     gradient: Optional[Request[GradInfo]] = None
     update: Optional[Request[int]] = None
     ended: bool = False
-    versions: Optional[list[int]] = None  # of the members' tensors, where the trainer goes on before the update has ended
+    versions: Optional[list[int]] = None  # of the members' tensors, if the trainer goes on before the update has ended
 
 
 class Step:
@@ -133,7 +133,8 @@ class Step:
 
 def _end(part: Part) -> None:
     versions = part.versions or [member.param._version for member in part.members]
-    untouched, changed = [], []
+    untouched: list[Member] = []
+    changed: list[Member] = []
     for member, version in zip(part.members, versions):
         (untouched if member.param._version == version else changed).append(member)
     part.pack.write_back(untouched)
@@ -141,7 +142,7 @@ def _end(part: Part) -> None:
     if changed:
         raise RuntimeError(
             f"parameter {changed[0].name} was written to while its update by step(wait=False) was under way; what was "
-            "written stays and will count, the update's value is lost: call optimizer.wait() before parameters are changed"
+            "written stays and will count, the update's value is lost: call optimizer.wait() before changing parameters"
         )
 
 
@@ -169,12 +170,7 @@ def _has_moved(part: Part) -> bool:
 
 def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...]]:
     """The arguments of NonFiniteGradientError for a step, with the names of the parameters."""
-    names = tuple(
-        member.name
-        for part in parts
-        for member in part.members
-        if not bool(member.grad.isfinite().all())
-    )
+    names = tuple(member.name for part in parts for member in part.members if not bool(member.grad.isfinite().all()))
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     text = (
         f"the gradient of {shown or 'a parameter on another rank'} is not finite; nothing was updated. Skip the step, or "
