@@ -1,5 +1,5 @@
-"""step(wait=False) and attach_forward(): updates go on during the next forward pass. The judge is the same training with
-step(), bit by bit."""
+"""step(wait=False) and attach_forward(): updates go on during the next forward pass. The judge is the same training
+with step(), bit by bit."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def make(daemon_of, connect_to) -> Make:
 
 
 class Block(torch.nn.Module):
-    """Attention, whose out_proj is not called but used by torch.nn.MultiheadAttention itself, and a layer that is called
-    in every other pass only."""
+    """Attention, whose out_proj is not called but used by torch.nn.MultiheadAttention itself, and a layer that is
+    called in every other pass only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ def test_forward_that_fails_leaves_waiting_right(make: Make) -> None:
     plain = copy.deepcopy(model)
     reference = make(plain.parameters(), lr=0.1)
     reference.load_state_dict(optimizer.state_dict())
-    for step in range(3):
+    for _ in range(3):
         with pytest.raises(RuntimeError, match="shape"):
             model(torch.ones(2, WIDTH + 1))
         step_of(model, optimizer)
