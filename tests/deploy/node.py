@@ -24,6 +24,7 @@ from typing import Callable, Iterator, NoReturn
 
 _INSIDE = "MLPO_TEST_NODE"
 _upper = -1
+ADDRESS = "10.0.0.1"
 
 Command = list[str | os.PathLike[str]]
 
@@ -117,8 +118,11 @@ def _build(folder: pathlib.Path) -> None:
     os.chdir("/")
     os.umask(0o022)
     socket.sethostname("mlpo-node")
-    with socket.socket() as any_socket:  # the loopback interface: up
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 0x49))  # SIOCSIFFLAGS: IFF_UP, RUNNING, LOOPBACK
+    # The loopback interface, up (IFF_UP, IFF_LOOPBACK, IFF_RUNNING), with an address that resolvers take for one.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 0x49))  # SIOCSIFFLAGS
+        address = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(ADDRESS))
+        fcntl.ioctl(any_socket, 0x8916, struct.pack("16s16s", b"lo:1", address))  # SIOCSIFADDR
 
 
 def changes() -> Iterator[str]:
@@ -168,7 +172,7 @@ class Service:
 
     def __init__(self, command: Command, notify: str = "/run/mlpo-test-notify", **more: object) -> None:
         self.heard: list[str] = []
-        pathlib.Path(notify).unlink(missing_ok=True)
+        self._notify = pathlib.Path(notify)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(notify)
         os.chmod(notify, 0o777)
@@ -219,3 +223,4 @@ class Service:
         if ended != code:
             fail(f"exit code {ended} after SIGTERM, not {code}\n{self.log()}")
         self._socket.close()
+        self._notify.unlink()
