@@ -1,0 +1,251 @@
+"""One rank: python distributed_process.py DIRECTORY CASE..., started by test_distributed.py with RANK, WORLD_SIZE and
+MLPO_SOCKET set. Runs the cases of these names and says which have passed; ends at the first that does not."""
+
+import itertools
+import pathlib
+import sys
+from typing import Any
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import mlpo  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from mlpo.torch import OffloadAdamW  # noqa: E402
+from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+
+STEPS = 4
+_numbers = itertools.count()
+HYPER = {"lr": 1e-2, "weight_decay": 0.1}
+
+
+def build(seed: int = 3) -> torch.nn.Module:
+    """Rows that two ranks share unequally, a tensor of one row (its second shard is empty), and biases."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 7, bias=False), torch.nn.Tanh(), torch.nn.Linear(7, 1)
+    )
+
+
+def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(8, 6, generator=generator), torch.randn(8, 1, generator=generator)
+
+
+def loss_of(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
+    x, y = batch(step, rank)
+    return (model(x) - y).square().mean()
+
+
+def offload(params: Any, **options: Any) -> OffloadAdamW:
+    return OffloadAdamW(params, name=f"optimizer-{next(_numbers)}", **options)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def reference(steps: int, clip: float = 0.0) -> tuple[torch.nn.Module, torch.optim.AdamW, list[float]]:
+    """torch's AdamW in one process on the mean of both ranks' gradients."""
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False, **HYPER)
+    norms = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        sum(loss_of(model, step, rank) / 2 for rank in range(2)).backward()
+        if clip:
+            norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), clip)))
+        optimizer.step()
+    return model, optimizer, norms
+
+
+def near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(whole(ours.detach()), theirs.detach(), rtol=2e-5, atol=2e-6)
+
+
+def train(model: torch.nn.Module, optimizer: OffloadAdamW, first: int, steps: int, clip: float = 0.0) -> list[float]:
+    norms = []
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        loss_of(model, step, dist.get_rank()).backward()
+        if clip:
+            norms.append(float(optimizer.clip_grad_norm_(clip)))
+        optimizer.step()
+    return norms
+
+
+def sharded(seed: int = 3) -> torch.nn.Module:
+    model = build(seed)
+    for layer in model:
+        if isinstance(layer, torch.nn.Linear):
+            fully_shard(layer)
+    return fully_shard(model)
+
+
+def fsdp2(_: str) -> None:
+    """Local shards train as the whole model does in one process, and the norm is that of all shards."""
+    theirs, reference_optimizer, norms = reference(STEPS, clip=0.3)
+    model = sharded()
+    optimizer = offload(model.parameters(), **HYPER)
+    found = train(model, optimizer, 0, STEPS, clip=0.3)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(norms), rtol=1e-5, atol=0)
+    held = sum(subgroup.numel for subgroup in optimizer.subgroups)
+    assert 0 < held < sum(p.numel() for p in theirs.parameters())
+    for ours, reference_param in zip(model.parameters(), theirs.parameters()):
+        near(ours, reference_param)
+    state = optimizer.state_dict()["state"]
+    for index, entry in enumerate(reference_optimizer.state_dict()["state"].values()):
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert type(state[index][name]) is type(next(iter(model.parameters())).data)
+            near(state[index][name], entry[name])
+        assert state[index]["step"] == entry["step"] == STEPS
+
+
+def checkpoint(directory: str) -> None:
+    """torch's distributed checkpoint: saved after two steps, loaded into another model, which goes on with the same bits."""
+    model = sharded()
+    optimizer = offload(model.parameters(), **HYPER)
+    train(model, optimizer, 0, 2)
+    saved = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(saved, checkpoint_id=directory)
+    train(model, optimizer, 2, 2)
+
+    other = sharded(seed=9)
+    resumed = offload(other.parameters(), **HYPER)
+    found = {"model": other.state_dict(), "optimizer": get_optimizer_state_dict(other, resumed)}
+    dcp.load(found, checkpoint_id=directory)
+    other.load_state_dict(found["model"])
+    set_optimizer_state_dict(other, resumed, found["optimizer"])
+    train(other, resumed, 2, 2)
+    for ours, theirs in zip(other.parameters(), model.parameters()):
+        assert torch.equal(ours.to_local(), theirs.to_local())
+
+    full = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    resumed.zero_grad()  # torch fills the state of a new optimizer only where there are no gradients
+    third = offload(other.parameters(), **HYPER)
+    set_optimizer_state_dict(
+        other, third, full if dist.get_rank() == 0 else {},
+        options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True),
+    )  # fmt: skip
+    x, y = optimizer.state_dict()["state"], third.state_dict()["state"]
+    for index, entry in x.items():
+        assert entry["step"] == y[index]["step"]
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(entry[name].to_local(), y[index][name].to_local()), (index, name)
+
+
+def nonfinite(_: str) -> None:
+    """An infinity on one rank's shard makes all ranks skip; a rank that fails before the update takes nobody along."""
+    model = sharded()
+    optimizer = offload(model.parameters(), **HYPER)
+    train(model, optimizer, 0, 1)
+    before = [p.to_local().clone() for p in model.parameters()]
+    loss_of(model, 1, dist.get_rank()).backward()
+    if dist.get_rank() == 1:
+        model[0].weight.grad.to_local()[0, 0] = float("inf")
+    try:
+        optimizer.step()
+        raise AssertionError("nothing was raised")
+    except mlpo.NonFiniteGradientError as error:
+        assert error.parameters == (("0",) if dist.get_rank() == 1 else ()), error.parameters
+        assert "another rank" in str(error) or dist.get_rank() == 1
+    optimizer.zero_grad()
+    loss_of(model, 1, dist.get_rank()).backward()
+    group = optimizer.param_groups[0]
+    if dist.get_rank() == 0:
+        group["lr"] = -1.0
+    try:
+        optimizer.step()
+        raise AssertionError("nothing was raised")
+    except (ValueError, mlpo.MlpoError) as error:
+        assert ("learning rate" if dist.get_rank() == 0 else "another rank failed") in str(error), error
+    assert all(torch.equal(p.to_local(), q) for p, q in zip(model.parameters(), before))
+    group["lr"] = HYPER["lr"]
+    train(model, optimizer, 1, STEPS - 1)
+    for ours, theirs in zip(model.parameters(), reference(STEPS)[0].parameters()):
+        near(ours, theirs)
+
+
+def scaler(_: str) -> None:
+    """GradScaler with shards: an overflow on one rank is skipped by both, without an error."""
+    model = sharded()
+    optimizer = offload(model.parameters(), **HYPER)
+    grad_scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(STEPS):
+        for broken in (True, False):
+            optimizer.zero_grad()
+            grad_scaler.scale(loss_of(model, step, dist.get_rank())).backward()
+            if broken and dist.get_rank() == 1:
+                model[0].weight.grad.to_local()[0, 0] = float("inf")
+            grad_scaler.step(optimizer)
+            grad_scaler.update()
+    assert grad_scaler.get_scale() == 1024.0 / 2**STEPS
+    for ours, theirs in zip(model.parameters(), reference(STEPS)[0].parameters()):
+        near(ours, theirs)
+
+
+def replicas(_: str) -> None:
+    """DDP and hybrid sharding keep copies: refused by name, and right with replicas=True."""
+    model = torch.nn.parallel.DistributedDataParallel(build())
+    optimizer = offload(model.parameters(), **HYPER)
+    loss_of(model, 0, dist.get_rank()).backward()
+    try:
+        optimizer.step()
+        raise AssertionError("nothing was raised")
+    except mlpo.NotOfferedError as error:
+        assert "2 whole copies" in str(error)
+    theirs, _, norms = reference(STEPS, clip=0.3)
+    optimizer = offload(model.parameters(), **HYPER, replicas=True)
+    found = train(model, optimizer, 0, STEPS, clip=0.3)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(norms), rtol=1e-5, atol=0)
+    for ours, reference_param in zip(model.parameters(), theirs.parameters()):
+        near(ours, reference_param)
+
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    hybrid = fully_shard(build(), mesh=mesh)
+    for allowed in (False, True):
+        optimizer = offload(hybrid.parameters(), **HYPER, replicas=allowed)
+        if not allowed:
+            loss_of(hybrid, 0, dist.get_rank()).backward()
+            try:
+                optimizer.step()
+                raise AssertionError("nothing was raised")
+            except mlpo.NotOfferedError as error:
+                assert "2 whole copies" in str(error)
+        else:
+            found = train(hybrid, optimizer, 0, STEPS, clip=0.3)
+            torch.testing.assert_close(torch.tensor(found), torch.tensor(norms), rtol=1e-5, atol=0)
+            for ours, reference_param in zip(hybrid.parameters(), theirs.parameters()):
+                near(ours, reference_param)
+
+
+def pieces_by_hand(_: str) -> None:
+    """Plain tensors of which each rank has its own: the norm is over both with process_group."""
+    rank = dist.get_rank()
+    w = torch.nn.Parameter(torch.zeros(3))
+    optimizer = offload([w], lr=1.0, weight_decay=0.0, replicas=True)
+    w.grad = torch.tensor([3.0, 0.0, 0.0]) * (rank + 1)
+    assert float(optimizer.clip_grad_norm_(1.0)) == 3.0 * (rank + 1)
+    optimizer.zero_grad()
+    w.grad = torch.tensor([3.0, 0.0, 0.0]) * (rank + 1)
+    norm = optimizer.clip_grad_norm_(1.0, process_group=dist.group.WORLD)
+    torch.testing.assert_close(norm, torch.tensor(45.0).sqrt())
+    largest = optimizer.clip_grad_norm_(100.0, norm_type=float("inf"), process_group=dist.group.WORLD)
+    torch.testing.assert_close(largest, torch.tensor(6.0) / 45.0**0.5)  # of what the first call left
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for case in sys.argv[2:]:
+        globals()[case](sys.argv[1])
+        dist.barrier()
+        print(f"{case} passed", flush=True)
+    dist.destroy_process_group()

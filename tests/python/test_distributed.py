@@ -1,0 +1,59 @@
+"""OffloadAdamW in two rank processes: FSDP2's shards, DDP's replicas, torch's distributed checkpoint."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import new_job
+from running_daemon import SMALL_BLOCKS
+
+SCRIPT = pathlib.Path(__file__).with_name("distributed_process.py")
+CASES = ("fsdp2", "checkpoint", "nonfinite", "scaler", "replicas", "pieces_by_hand")
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="skipped: this torch has no torch.distributed"
+)
+
+
+@pytest.fixture(scope="module")
+def outputs(daemon_of, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the two ranks print, which run all cases one after another, since starting torch takes the most time."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MLPO_")}
+    environment |= {
+        "MLPO_SOCKET": daemon_of(SMALL_BLOCKS).socket, "MLPO_JOB": new_job(), "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    directory = tmp_path_factory.mktemp("distributed")
+    files = [directory / f"rank{rank}.log" for rank in range(2)]
+    ranks = []
+    try:
+        for rank, path in enumerate(files):
+            with path.open("w") as file:
+                ranks.append(
+                    subprocess.Popen(
+                        [sys.executable, SCRIPT, directory / "checkpoint", *CASES],
+                        env=environment | {"RANK": str(rank)}, stdout=file, stderr=subprocess.STDOUT,
+                    )
+                )  # fmt: skip
+        for rank in ranks:
+            rank.wait(timeout=300)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [path.read_text() for path in files]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks(outputs: list[str], case: str) -> None:
+    """Each case is described, and its assertions made, by its function in distributed_process.py."""
+    assert all(f"{case} passed\n" in output for output in outputs), "\n\n".join(outputs)
