@@ -108,8 +108,6 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._forwards: list[ForwardWaits] = []
         self._stale_uses = StaleUses(self)
         self._overlap = Overlap(self, gradient_accumulation_steps) if overlap else None
-        if overlap:
-            _refuse_ranks()
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
             "foreach": foreach, "maximize": maximize, "capturable": capturable, "differentiable": differentiable,
@@ -118,6 +116,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         _checks.group_flags(defaults)
         _checks.hyper(defaults)
         super().__init__(params, defaults)
+        if overlap:
+            _refuse_unreduced([item.param for item in self._all_named()])
 
     # GradScaler leaves unscaling and skipping to step(): see _scaler.py.
     _step_supports_amp_scaling = True
@@ -268,7 +268,13 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._send(step)
             for part in step.parts:
                 assert part.gradient is not None
-                norm.add_sum_of_squares(None, part.gradient.result().sum_of_squares)
+                found = part.gradient.result()
+                layouts = {_shards.sharding(member.param) for member in part.members}
+                if len(layouts) == 1:
+                    norm.add_sum_of_squares(layouts.pop(), found.sum_of_squares)
+                else:
+                    for member in part.members:
+                        norm.add(_shards.sharding(member.param), member.grad)
         total = norm.total(process_group) * self._clip_factor
         if not math.isfinite(total) and error_if_nonfinite:
             raise RuntimeError(
@@ -412,7 +418,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if self._client is None:
             self._client = _default_client.acquire()
         if self._overlap is not None:
-            _refuse_ranks()
+            _refuse_unreduced([item.param for item in self._all_named()])
         if not self._replicas:
             _refuse_replicas([item.param for item in self._all_named()])
         return self._client
@@ -579,11 +585,15 @@ def _ranks() -> int:
     return int(torch.distributed.get_world_size())
 
 
-def _refuse_ranks() -> None:
-    if _ranks() > 1:
+def _refuse_unreduced(params: Sequence[torch.Tensor]) -> None:
+    """Refuses overlap=True where the hooks would see gradients before they are reduced over the ranks. Those of DTensors
+    on all ranks (FSDP2) come reduced."""
+    ranks = _ranks()
+    layouts = [_shards.sharding(param) for param in params]
+    if any(laid is None or laid.mesh.size() < ranks for laid in layouts) and ranks > 1:
         raise not_offered(
-            f"overlap=True with {_ranks()} ranks of torch.distributed",
-            "use overlap=False: the hooks would see gradients before they are reduced over the ranks",
+            f"overlap=True with {ranks} ranks of torch.distributed and parameters that are not sharded over all of them",
+            "use overlap=False, or fully_shard: the hooks would see gradients before they are reduced over the ranks",
         )
 
 

@@ -22,7 +22,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from .._request import GradInfo, Request
-from . import _checks
+from . import _checks, _shards
 from ._binding import Member, Pack
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Overlap:
     def _take(self, param: torch.Tensor) -> None:
         """After autograd has put a gradient into .grad."""
         watch = self._watches.get(param)
-        if watch is None or param.grad is None or not param.numel():
+        if watch is None or param.grad is None or not _shards.local(param).numel():
             return
         if watch.lifted is not None and watch.lifted.used:
             # Added to a gradient that is gone. Fine if zero_grad() drops it, as in a GAN's loop; else step() raises.
