@@ -108,6 +108,35 @@ def fsdp2(_: str) -> None:
         assert state[index]["step"] == entry["step"] == STEPS
 
 
+def overlap(directory: str) -> None:
+    """Shards are sent in the backward pass, with the bits of a run that sends them at step(), and the norm is that of
+    all shards; FSDP2 adds passes up. Parameters that are not sharded are refused."""
+    norms = reference(STEPS, clip=0.3)[2]
+    made = []
+    for overlap in (False, True):
+        model = sharded()
+        optimizer = OffloadAdamW(model.parameters(), **HYPER, overlap=overlap, name=str(overlap), subgroup_elements=20)
+        found = train(model, optimizer, 0, STEPS, clip=0.3)
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(norms), rtol=1e-5, atol=0)
+        assert optimizer.sent_in_backward == overlap * len(optimizer.subgroups)
+        for step in range(2):
+            optimizer.zero_grad()
+            model.set_requires_gradient_sync(False)
+            loss_of(model, step, dist.get_rank()).backward()
+            model.set_requires_gradient_sync(True)
+            loss_of(model, 10 + step, dist.get_rank()).backward()
+            optimizer.step()
+        made.append(model)
+    for p, q in zip(made[0].parameters(), made[1].parameters()):
+        assert torch.equal(p.to_local(), q.to_local())
+    try:
+        OffloadAdamW([torch.nn.Parameter(torch.ones(3))], overlap=True, replicas=True)
+    except mlpo.NotOfferedError as error:
+        assert "overlap=False, or fully_shard" in str(error)
+    else:
+        raise AssertionError("overlap=True was not refused for a parameter that is not sharded")
+
+
 def checkpoint(directory: str) -> None:
     """torch's distributed checkpoint: saved after two steps, loaded into another model, which goes on with the same bits."""
     model = sharded()

@@ -149,8 +149,10 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._overlap.watch()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets all gradients, those that overlap=True has taken too, and what clip_grad_norm_() found in them; before
-        that a step that failed is finished."""
+        """Forgets all gradients, those that overlap=True has taken too, and what clip_grad_norm_() found in them.
+
+        With overlap=True a step that failed is finished before, as by other calls.
+        """
         self._clip_factor = 1.0
         if self._overlap is not None:
             if not self._awaits():
@@ -586,13 +588,15 @@ def _ranks() -> int:
 
 
 def _refuse_unreduced(params: Sequence[torch.Tensor]) -> None:
-    """Refuses overlap=True where the hooks would see gradients before they are reduced over the ranks. Those of DTensors
-    on all ranks (FSDP2) come reduced."""
+    """Refuses overlap=True where the hooks would see gradients before they are reduced over the ranks.
+
+    Those of DTensors on all ranks (FSDP2) come reduced.
+    """
     ranks = _ranks()
     layouts = [_shards.sharding(param) for param in params]
     if any(laid is None or laid.mesh.size() < ranks for laid in layouts) and ranks > 1:
         raise not_offered(
-            f"overlap=True with {ranks} ranks of torch.distributed and parameters that are not sharded over all of them",
+            f"overlap=True with {ranks} ranks of torch.distributed and parameters not sharded over all of them",
             "use overlap=False, or fully_shard: the hooks would see gradients before they are reduced over the ranks",
         )
 
