@@ -81,8 +81,9 @@ void ServiceManager::Send(const std::string& message) {
     sent = ::sendto(fd_.get(), message.data(), message.size(), MSG_NOSIGNAL,
                     reinterpret_cast<const sockaddr*>(&address_), address_bytes_);
   } while (sent < 0 && errno == EINTR);
-  if (sent < 0)
-    spdlog::warn("event=service_manager_not_told message=\"{}\" reason=\"{}\"", message, std::strerror(errno));
+  if (sent >= 0 || failed_) return;
+  failed_ = true;
+  spdlog::warn("event=service_manager_not_told message=\"{}\" reason=\"{}\"", message, std::strerror(errno));
 }
 
 }  // namespace mlpo

@@ -1,8 +1,8 @@
 // ServiceManager: what systemd (Type=notify) is told of this process, over the socket that it named in NOTIFY_SOCKET.
 //
 // The protocol is one datagram of NAME=value lines, fixed by sd_notify(3): it needs no library, and a daemon built
-// anywhere has it. Started by anything else, every call does nothing. What cannot be sent is logged and lost: serving
-// goes on. Main thread.
+// anywhere has it. Started by anything else, every call does nothing. What cannot be sent is lost, which is logged the
+// first time: serving goes on. Main thread.
 #pragma once
 
 #include <sys/un.h>
@@ -39,6 +39,7 @@ class ServiceManager {
   socklen_t address_bytes_ = 0;
   int64_t watchdog_ns_ = 0;
   std::string shown_;
+  bool failed_ = false;  // to send
 };
 
 }  // namespace mlpo

@@ -173,9 +173,11 @@ class Service:
     def __init__(self, command: Command, notify: str = "/run/mlpo-test-notify", **more: object) -> None:
         self.heard: list[str] = []
         self._notify = pathlib.Path(notify)
+        self._notify.unlink(missing_ok=True)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(notify)
-        os.chmod(notify, 0o777)
+        self._socket.bind(notify.replace("@", "\0", 1) if notify.startswith("@") else notify)
+        if not notify.startswith("@"):
+            os.chmod(notify, 0o777)
         self._log = tempfile.TemporaryFile("w+")
         environment = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": notify, **more.pop("environment", {})}  # type: ignore[dict-item]
         self.process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log, **more)  # type: ignore[call-overload]
@@ -199,14 +201,17 @@ class Service:
             if self.process.poll() is not None or time.monotonic() > deadline:
                 fail(f"no {message} in {timeout} s; exit code {self.process.poll()}; heard {self.heard}\n{self.log()}")
 
-    def quiet_for(self, seconds: float) -> bool:
-        """Whether it says nothing so long, but for what it has said already."""
+    def heard_so_far(self) -> list[str]:
         self._socket.setblocking(False)
         try:
             while True:
                 self.heard.append(self._socket.recv(4096).decode())
         except BlockingIOError:
-            pass
+            return self.heard
+
+    def quiet_for(self, seconds: float) -> bool:
+        """Whether it says nothing more for so long."""
+        self.heard_so_far()
         self._socket.settimeout(seconds)
         try:
             self.heard.append(self._socket.recv(4096).decode())
@@ -222,5 +227,6 @@ class Service:
             fail(f"SIGTERM has not ended it in {timeout} s\n{self.log()}")
         if ended != code:
             fail(f"exit code {ended} after SIGTERM, not {code}\n{self.log()}")
+        self.heard_so_far()
         self._socket.close()
         self._notify.unlink()
