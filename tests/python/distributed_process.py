@@ -30,7 +30,7 @@ def build(seed: int = 3) -> torch.nn.Module:
     """Rows that two ranks share unequally, a tensor of one row (its second shard is empty), and biases."""
     torch.manual_seed(seed)
     return torch.nn.Sequential(
-        torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 7, bias=False), torch.nn.Tanh(), torch.nn.Linear(7, 1)
+        torch.nn.Linear(6, 5), torch.nn.Tanh(), torch.nn.Linear(5, 7, bias=False), torch.nn.Linear(7, 1)
     )
 
 
@@ -138,7 +138,7 @@ def overlap(directory: str) -> None:
 
 
 def checkpoint(directory: str) -> None:
-    """torch's distributed checkpoint: saved after two steps, loaded into another model, which goes on with the same bits."""
+    """torch's distributed checkpoint: saved after two steps, loaded into another model, which goes on with its bits."""
     model = sharded()
     optimizer = offload(model.parameters(), **HYPER)
     train(model, optimizer, 0, 2)

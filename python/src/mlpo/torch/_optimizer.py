@@ -14,13 +14,12 @@ from torch.optim.optimizer import ParamsT
 from .._client import Client
 from .._errors import MlpoError, NonFiniteGradientError, not_offered
 from .._subgroup import Subgroup
-from . import _checks, _default_client, _loading, _norm, _shards, _state
+from . import _checks, _default_client, _loading, _norm, _scaler, _shards, _state
 from ._absent import Absent
 from ._binding import Member, Pack, fit_name
 from ._forward import ForwardWaits, StaleUses, is_awaited
 from ._overlap import Overlap, is_taken
 from ._packing import Named, packs
-from ._scaler import Scaling, scaling
 from ._steps import Part, Step, not_finite
 
 _DEFAULT_SUBGROUP_ELEMENTS = 16 << 20
@@ -182,6 +181,13 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         attached model gets its new value when a module that has it is about to use it; the next step(), state_dict()
         and wait() wait for all. Call wait() before parameters are read or written in any other way.
         """
+        try:
+            return self._step(closure, wait)
+        except BaseException:
+            _scaler.drop(self)
+            raise
+
+    def _step(self, closure: Optional[Callable[[], Any]], wait: bool) -> Any:
         if not wait and not self._forwards:
             raise ValueError("step(wait=False) needs attach_forward(model), so that forward passes wait for parameters")
         loss = None
@@ -243,11 +249,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
     ) -> torch.Tensor:
         """Clips the gradients of all parameters together at the next step, and returns their norm before that.
 
-        The gradients themselves stay as they are: step() multiplies by min(1, max_norm / (norm + 1e-6)), and zero_grad()
-        forgets it. The norm is taken over this optimizer's parameters, the shards of DTensors included, and over the
-        ranks of `process_group`, which must hold different parameters (stages of a pipeline, shards cut by hand). A
-        gradient that is not finite is left to step(), unless error_if_nonfinite raises RuntimeError. With overlap=True
-        norm_type is 2. Collective where there are shards or a group.
+        The gradients themselves stay as they are: the next step() multiplies by min(1, max_norm / (norm + 1e-6)), and
+        zero_grad() forgets it. The norm is taken over this optimizer's parameters, all shards of DTensors included, and
+        over the ranks of `process_group`, which must hold different parameters (stages of a pipeline, shards cut by
+        hand). A gradient that is not finite is left to step(), unless error_if_nonfinite raises RuntimeError. With
+        overlap=True norm_type is 2. Collective where there are shards or a group.
         """
         limit = float(max_norm)
         if not limit >= 0:
@@ -464,15 +470,15 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
                     part.members.append(pack.members[index])
         return Step(list(parts.values()), counts)
 
-    def _scaling(self) -> Scaling:
+    def _scaling(self) -> _scaler.Scaling:
         """What torch's GradScaler asks of this step."""
-        asked = scaling(self)
+        asked = _scaler.scaling(self)
         if asked is not None and self._overlap is not None:
             raise not_offered(
                 "overlap=True with an enabled GradScaler",
                 "use overlap=False: the scaler must see gradients that overlap=True has released",
             )
-        return asked or Scaling()
+        return asked or _scaler.Scaling()
 
     def _send(self, step: Step) -> None:
         """Sends the gradients of a step; with overlap=True those that did not go before."""

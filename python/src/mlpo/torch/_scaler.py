@@ -28,3 +28,10 @@ def scaling(optimizer: Any) -> Optional[Scaling]:
     if not (math.isfinite(divisor) and divisor > 0):
         raise ValueError(f"grad_scale is {divisor}; it must be positive and finite")
     return Scaling(1.0 / divisor)
+
+
+def drop(optimizer: Any) -> None:
+    """After a step that failed: the scaler would take what it left for a scale that the user has set, and multiply."""
+    for name in ("grad_scale", "found_inf"):
+        if hasattr(optimizer, name):
+            delattr(optimizer, name)

@@ -46,7 +46,7 @@ def seal(tensor: torch.Tensor) -> Seal:
         return _device_digest(tensor)
     digest = xxhash.xxh3_64()
     for _, piece in pieces(tensor):
-        digest.update(piece.detach().reshape(-1).view(BITS[tensor.dtype]).numpy())
+        digest.update(piece.detach().contiguous().view(-1).view(BITS[tensor.dtype]).numpy())
     return digest.intdigest()
 
 

@@ -57,7 +57,7 @@ def write(pack: Pack, index: int, state: Mapping[str, Any]) -> None:
     parts = {name: None if tensor is None else pieces(_shards.local(tensor)) for name, tensor in sources.items()}
     for first, view in pieces(member.grad):
         count = view.numel()
-        written = {name: _floats(None if views is None else next(views)[1], count) for name, views in parts.items()}
+        written = {name: _floats(views and next(views)[1], count) for name, views in parts.items()}
         pack.subgroup.write_state(tensor=index, first=first, count=count, **written)
     pack.subgroup.write_state(tensor=index, step=int(state["step"]) if state else 0)
 
@@ -81,7 +81,8 @@ def check(param: torch.Tensor, name: str, state: Mapping[str, Any]) -> None:
                 shape = tuple(getattr(value, "shape", ()))
                 raise ValueError(f"{key} of parameter {name} has shape {shape}, the parameter {tuple(param.shape)}")
             if value.dtype not in DTYPES:
-                raise ValueError(f"{key} of parameter {name} is {value.dtype}; offered are float32, float16 and bfloat16")
+                offered = "float32, float16 and bfloat16"
+                raise ValueError(f"{key} of parameter {name} is {value.dtype}; offered are {offered}")
             if value.layout != torch.strided:
                 raise ValueError(f"{key} of parameter {name} has the layout {value.layout}; it must be dense")
             if _shards.sharding(value) != _shards.sharding(param):
