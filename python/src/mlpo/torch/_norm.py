@@ -8,6 +8,7 @@ from typing import Any, Iterable, Optional
 import torch
 
 from . import _shards
+from ._seal import pieces
 
 # That is held in FP64: in it the sum is the daemon's to nearly the last bit, so that clipping does not depend on who
 # has the gradients. FP32 sums over a large tensor lose digits (6e-4 of the norm with 16 Mi elements in torch's own).
@@ -33,9 +34,8 @@ class Norm:
 
     def add(self, laid: Optional[_shards.Sharding], gradient: torch.Tensor) -> None:
         """Adds the elements of a gradient that this rank holds."""
-        flat = gradient.reshape(-1)
-        for start in range(0, flat.numel(), _PIECE):
-            piece = flat[start : start + _PIECE].double()
+        for _, view in pieces(gradient, _PIECE):
+            piece = view.reshape(-1).double()
             if self._p == 2:
                 self._merge(laid, torch.dot(piece, piece))
             else:
