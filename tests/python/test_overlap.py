@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import threading
+import time
 import weakref
 from typing import Any, Callable, Iterator
 
@@ -14,6 +16,8 @@ import pytest
 import torch
 from models import build, groups, record
 from mlpo.torch import OffloadAdamW
+from mlpo.torch._binding import Pack
+from mlpo.torch._lane import Lane
 from running_daemon import SMALL_BLOCKS
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
@@ -110,9 +114,12 @@ def submissions(monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None]) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", ["plain", "tied", "reentrant"])
 @pytest.mark.parametrize("passes", [1, 4])
-def test_overlap_changes_no_bit(make: Make, passes: int, kind: str, dtype: torch.dtype) -> None:
+def test_overlap_changes_no_bit(
+    make: Make, monkeypatch: pytest.MonkeyPatch, passes: int, kind: str, dtype: torch.dtype
+) -> None:
     """Parameters, moments, masters and steps after training with it and without, also with no_sync() around all
-    passes but the last; and gradients did leave in the backward passes."""
+    passes but the last; and gradients did leave in the backward passes. Matrices are copied in the other thread."""
+    monkeypatch.setattr("mlpo.torch._overlap._LANE_BYTES", 1000)
     plain = fresh(kind, dtype)
     reference = make(plain.parameters(), overlap=False, subgroup_elements=800)
     train(plain, reference, 5, passes)
@@ -424,6 +431,73 @@ def test_fp32_sums_of_16_bit_gradients(make: Make) -> None:
 
 
 # ---- Failures
+
+
+def test_copying_in_the_other_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes to copy: backward() goes on, no gradient is sent before it is whole, memory stays bounded,
+    and a failure there is raised by the next call."""
+    monkeypatch.setattr("mlpo.torch._overlap._LANE_BYTES", 1)
+    monkeypatch.setattr("mlpo.torch._lane.Lane._MOST_BYTES", 3000)
+    write, waiting, most, threads = Pack.write_gradient, [0], [0], set()
+
+    def slow(pack: Pack, member: Any, grad: torch.Tensor, add: bool = False) -> None:
+        threads.add(threading.current_thread())
+        time.sleep(0.002)
+        write(pack, member, grad, add)
+        waiting[0] -= grad.numel() * 4
+
+    put = Lane.put
+
+    def counted(lane: Lane, nbytes: int, *args: Any) -> None:
+        put(lane, nbytes, *args)
+        waiting[0] += nbytes
+        most[0] = max(most[0], waiting[0])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Pack, "write_gradient", slow)
+        patched.setattr(Lane, "put", counted)
+        model = fresh()
+        optimizer = make(model.parameters(), subgroup_elements=800)
+        train(model, optimizer, 4, 2)
+        assert optimizer.sent_in_backward == len(optimizer.subgroups)
+        assert threads and threading.current_thread() not in threads
+        assert most[0] <= 3000 + 2 * 4 * WORDS * WIDTH
+    twin = fresh()
+    reference = make(twin.parameters(), overlap=False, subgroup_elements=800)
+    train(twin, reference, 4, 2)
+    assert_same(model, optimizer, twin, reference)
+
+    def broken(*_: Any) -> None:
+        raise MemoryError("no memory to copy")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Pack, "write_gradient", broken)
+        optimizer.zero_grad()
+        loss_of(model, 1).backward()
+        with pytest.raises(MemoryError, match="no memory to copy"):
+            optimizer.step()
+    for m, o in ((model, optimizer), (twin, reference)):
+        train(m, o, 2, 2, first=7)
+    assert_same(model, optimizer, twin, reference)
+
+
+def test_forked_child_touches_no_slot(make: Make) -> None:
+    """backward() in a child that was forked in the middle of a window raises; the parent goes on."""
+    model = fresh()
+    optimizer = make(model.parameters())
+    loss_of(model, 1).backward()
+    child = os.fork()
+    if child == 0:
+        try:
+            loss_of(model, 2).backward()
+        except mlpo.MlpoError as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        except BaseException:
+            os._exit(3)
+        os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0
+    optimizer.step()
+    assert len(optimizer.state) > 0
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["at step", "in backward"])

@@ -53,9 +53,8 @@ class Pack:
             self.members.append(Member(item.param, item.name, index, grad, value, seal(_shards.local(item.param))))
             start = end
 
-    def write_gradient(self, member: Member, add: bool = False) -> None:
-        """Puts a parameter's .grad into the slot, or adds it to what is there, in the slot's type."""
-        grad = _shards.local_gradient(member.param)
+    def write_gradient(self, member: Member, grad: torch.Tensor, add: bool = False) -> None:
+        """Puts a gradient, of the elements that this rank holds, into the slot, or adds it to what is there."""
         if add:
             member.grad.add_(grad if grad.device == member.grad.device else grad.to(member.grad.device))
         else:
@@ -64,7 +63,7 @@ class Pack:
     def submit_gradient(self, taken: Sequence[Member]) -> Request[GradInfo]:
         """Writes the gradients of `taken` into the slot and tells the daemon."""
         for member in taken:
-            self.write_gradient(member)
+            self.write_gradient(member, _shards.local_gradient(member.param))
         return self.submit(taken)
 
     def submit(self, taken: Sequence[Member]) -> Request[GradInfo]:

@@ -24,24 +24,28 @@ from torch.autograd.graph import get_gradient_edge
 from .._request import GradInfo, Request
 from . import _checks, _shards
 from ._binding import Member, Pack
+from ._lane import Lane
 
 if TYPE_CHECKING:
     from ._optimizer import OffloadAdamW
 
 # A parameter that has not been called in so many steps at first is not waited for.
 _IDLE_STEPS = 3
+# Gradients smaller than this are copied at once; handing them over would take longer.
+_LANE_BYTES = 256 << 10
 
 
 class Taken(torch.Tensor):
     """What .grad is while the gradient is in a slot: has the gradient's shape and no memory, and raises on any use."""
 
     used: bool  # by step(): the slot holds parameters again
+    dtype_of: torch.dtype  # of the gradient; `dtype` raises, as everything does
     text: str
 
     @staticmethod
     def of(grad: torch.Tensor, name: str) -> Taken:
         taken = torch.empty((), dtype=grad.dtype, device=grad.device).expand(grad.shape).as_subclass(Taken)
-        taken.used = False
+        taken.used, taken.dtype_of = False, grad.dtype
         taken.text = (
             f"the gradient of parameter {name} was taken during the backward pass (overlap=True), so .grad cannot be "
             "used: clip with optimizer.clip_grad_norm_(), or make the optimizer with overlap=False for what reads "
@@ -72,6 +76,7 @@ class _Watch:
     param: torch.Tensor
     node: Any  # its AccumulateGrad: a hook on it lasts as long as somebody holds it
     handles: list[Any]
+    taken: Optional[Taken] = None  # made once; what .grad is while the gradient is in the slot
     lifted: Optional[Taken] = None  # what .grad was; it is None while autograd puts the next gradient there
     written: bool = False  # the slot has a gradient of this window
     calls: int = 0  # of this window, without those inside no_sync()
@@ -102,6 +107,7 @@ class Overlap:
         self._holds = 0  # no_sync() entered and not left
         self._held = False  # was it used in this window?
         self._lock = threading.RLock()
+        self._lane = Lane()  # all that touches a slot goes through it, or after drain()
         self._left_early = 0
         self.sent_in_backward = 0  # subgroups of the last step
         self.close = weakref.finalize(self, _release_all, self._watches)  # takes all hooks off, now or with this object
@@ -155,6 +161,7 @@ class Overlap:
             # Added to a gradient that is gone. Fine if zero_grad() drops it, as in a GAN's loop; else step() raises.
             param.grad, watch.lifted = watch.lifted, None
             return
+        self._owner._check_open()  # in a forked child there are no slots
         self._owner._refuse_stale(param)
         with self._lock, torch.no_grad():
             pack, member = self._owner._place_of(param)
@@ -162,9 +169,14 @@ class Overlap:
             window = self._window(pack)
             if watch.written and watch.lifted is None:
                 self._restart(window)  # the gradient before was dropped, and perhaps those of others
-            self._take_back(window)
-            pack.write_gradient(member, add=watch.lifted is not None)
-            param.grad = Taken.of(param.grad, member.name)
+            if window.submitted:
+                self._lane.drain()
+                self._take_back(window)
+            self._write(pack, member, add=watch.lifted is not None)
+            if watch.taken is None or watch.taken.dtype_of != param.grad.dtype:
+                watch.taken = Taken.of(param.grad, member.name)
+            watch.taken.used = False
+            param.grad = watch.taken
             watch.lifted, watch.written = None, True
             if self._holds:
                 return
@@ -172,8 +184,18 @@ class Overlap:
             if window.waiting is not None and watch.calls == watch.usual:
                 window.waiting.discard(member.index)
                 if not window.waiting:
-                    self._submit(window, [each for each in pack.members if is_taken(each.param.grad)])
+                    window.submitted = True
+                    taken = [each for each in pack.members if is_taken(each.param.grad)]
+                    self._lane.put(0, self._submit, window, taken)
                     self._left_early += 1
+
+    def _write(self, pack: Pack, member: Member, add: bool = False) -> None:
+        grad = _shards.local_gradient(member.param).detach()
+        nbytes = grad.numel() * grad.element_size()
+        if grad.device.type == "cpu" and nbytes >= _LANE_BYTES:
+            self._lane.put(nbytes, pack.write_gradient, member, grad, add)
+        else:
+            pack.write_gradient(member, grad, add)
 
     def _window(self, pack: Pack) -> _Window:
         window = self._windows.get(id(pack))
@@ -237,6 +259,7 @@ class Overlap:
 
     def begin(self, packs: Sequence[Pack]) -> None:
         """A step of these subgroups begins: gradients of others that were sent and then dropped are forgotten."""
+        self._lane.drain()
         chosen = {id(pack) for pack in packs}
         for key, window in self._windows.items():
             if key not in chosen:
@@ -249,7 +272,7 @@ class Overlap:
         if outside or window.request is None or window.of != {member.index for member in members}:
             self._take_back(window)
             for member in outside:
-                pack.write_gradient(member)
+                pack.write_gradient(member, _shards.local_gradient(member.param))
             self._submit(window, members)
         assert window.request is not None
         return window.request
@@ -289,6 +312,7 @@ class Overlap:
     def drop(self, set_to_none: bool) -> None:
         """zero_grad(): forgets all gradients, wherever they are."""
         with self._lock:
+            self._lane.drain()
             for window in self._windows.values():
                 self._take_back(window)
             self._windows.clear()

@@ -1,0 +1,68 @@
+"""A thread that copies gradients, so that the backward pass does not wait for it."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Any, Callable, Optional
+
+import torch
+
+
+class Lane:
+    """Does what it is given, one after another, in a thread that lives while there is work. Thread-safe.
+
+    put() blocks while more than _MOST_BYTES wait, so that memory stays bounded where copying is slower than the
+    backward pass. What is put must end by itself.
+    """
+
+    _MOST_BYTES = 128 << 20
+    _IDLE_S = 1.0
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._work: collections.deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = collections.deque()
+        self._bytes = 0  # of the work that has not ended
+        self._busy = False
+        self._running = False
+        self._failure: Optional[BaseException] = None
+
+    def put(self, nbytes: int, call: Callable[..., None], *args: Any) -> None:
+        """Hands over call(*args), which keeps `nbytes` of memory until it has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes <= self._MOST_BYTES)
+            self._work.append((nbytes, call, args))
+            self._bytes += nbytes
+            if not self._running:
+                self._running = True
+                threading.Thread(target=self._run, name="mlpo-gradients", daemon=True).start()
+            self._changed.notify_all()
+
+    def drain(self) -> None:
+        """Returns when everything has ended, or raises the first failure since the last call."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._work and not self._busy)
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._changed.wait_for(lambda: self._work, self._IDLE_S):
+                    self._running = False
+                    return
+                nbytes, call, args = self._work.popleft()
+                self._busy = True
+            failure: Optional[BaseException] = None
+            try:
+                call(*args)
+            except BaseException as error:  # noqa: BLE001 - for drain() to raise
+                failure = error
+            del call, args  # the gradient's memory
+            with self._changed:
+                self._busy = False
+                self._bytes -= nbytes
+                self._failure = self._failure or failure
+                self._changed.notify_all()
