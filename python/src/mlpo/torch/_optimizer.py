@@ -347,7 +347,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self.state.clear()
         for param, state in states.items():
             if state:
-                self.state[param] = {"step": _state.step_tensor(int(state["step"]))}
+                self.state[param] = _state.outline(param, _state.step_tensor(int(state["step"])))
         for param, (pack, index) in self._places.items():
             _state.write(pack, index, states.get(param, {}))
         for after in self._optimizer_load_state_dict_post_hooks.values():
@@ -613,6 +613,6 @@ def _refuse_replicas(params: Sequence[torch.Tensor]) -> None:
     if copies > 1:
         raise not_offered(
             f"sharing optimizer state over {copies} ranks of torch.distributed",
-            f"shard the parameters (fully_shard), or pass replicas=True to keep {copies} whole copies of it, one a rank "
-            "(gradients must be equal on all of these ranks)",
+            f"shard the parameters (fully_shard), or pass replicas=True to keep {copies} whole copies of it, one a "
+            "rank (gradients must be equal on all of these ranks)",
         )

@@ -4,7 +4,7 @@ parameter's type."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
@@ -22,16 +22,21 @@ def step_tensor(step: int) -> torch.Tensor:
     return torch.tensor(float(step), dtype=torch.float32)
 
 
+def outline(param: torch.Tensor, step: torch.Tensor) -> dict[str, Any]:
+    """What an optimizer's `state` has of a parameter: its step, and under the names of what is in the daemon tensors
+    without memory. torch's flattened state dicts go by these names."""
+    return {"step": step, **{name: torch.empty(param.shape, dtype=torch.float32, device="meta") for name in _names(param)}}
+
+
 def empty_moments(param: torch.Tensor) -> dict[str, Any]:
     """State of a parameter without elements, which the daemon does not know."""
-    names = _KEYS[:2] if param.dtype == torch.float32 else _KEYS
-    return {name: _shards.like(param, _like(param)) for name in names}
+    return {name: _shards.like(param, _like(param)) for name in _names(param)}
 
 
 def read(pack: Pack, index: int) -> dict[str, Any]:
     """The state of a pack's parameter, from the daemon, in pieces."""
     param = pack.members[index].param
-    names = _KEYS[:2] if param.dtype == torch.float32 else _KEYS
+    names = _names(param)
     tensors = {name: _like(param) for name in names}
     step = 0
     for views in zip(*(pieces(tensor) for tensor in tensors.values())):
@@ -92,9 +97,14 @@ def check(param: torch.Tensor, name: str, state: Mapping[str, Any]) -> None:
                 )
 
 
+def _names(param: torch.Tensor) -> Sequence[str]:
+    return _KEYS[:2] if param.dtype == torch.float32 else _KEYS
+
+
 def _like(param: torch.Tensor) -> torch.Tensor:
     """An FP32 tensor on the host for the elements that this rank holds, with the parameter's strides."""
-    return torch.empty_like(_shards.local(param), dtype=torch.float32, device="cpu", memory_format=torch.preserve_format)
+    held = _shards.local(param)
+    return torch.empty_like(held, dtype=torch.float32, device="cpu", memory_format=torch.preserve_format)
 
 
 def _floats(tensor: Optional[torch.Tensor], count: int) -> Any:

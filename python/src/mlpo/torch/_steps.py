@@ -19,6 +19,7 @@ from .._native import lib
 from .._request import GradInfo, Request, wait_any
 from ._binding import Member, Pack
 from ._checks import Hyper
+from ._state import outline
 
 _TURN_S = 0.001  # how often to look whether an update whose request is lost has ended
 
@@ -72,7 +73,10 @@ class Step:
         """
         self.finish_parts(self.parts, apply_nonfinite)
         for param, count in self.counts.items():
-            state[param]["step"] = count
+            if param in state:
+                state[param]["step"] = count
+            else:
+                state[param] = outline(param, count)
 
     def finish_parts(self, parts: Sequence[Part], apply_nonfinite: bool) -> None:
         """As finish(), for some subgroups and without the step counts."""
@@ -173,7 +177,7 @@ def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...]]:
     names = tuple(member.name for part in parts for member in part.members if not bool(member.grad.isfinite().all()))
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     text = (
-        f"the gradient of {shown or 'a parameter on another rank'} is not finite; nothing was updated. Skip the step, or "
-        'pass nonfinite="apply" for what torch does'
+        f"the gradient of {shown or 'a parameter on another rank'} is not finite; nothing was updated. Skip the step, "
+        'or pass nonfinite="apply" for what torch does'
     )
     return lib.MLPO_ERR_NOT_FINITE, text, 0, names
