@@ -79,6 +79,7 @@ class DataLoop : private SchedulerActions {
   };
 
   void Run();
+  bool HasWork() const;
   bool Turn(int64_t now_ns);
   bool TakeQueues(int64_t now_ns);
   bool ReadRing(LoopSession& session, int64_t now_ns);

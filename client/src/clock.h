@@ -26,8 +26,9 @@ inline timespec ToTimespec(int64_t ns) {
 struct Deadline {
   int64_t at_ns = INT64_MAX;
 
-  // A negative time-out is one of 0; what would pass the end of time never comes.
+  // INT64_MAX needs no look at the clock. A negative time-out is one of 0; what would pass the end of time never comes.
   static Deadline In(int64_t timeout_ns) {
+    if (timeout_ns == INT64_MAX) return {};
     if (timeout_ns < 0) timeout_ns = 0;
     const int64_t now_ns = NowNs();
     return {timeout_ns > INT64_MAX - now_ns ? INT64_MAX : now_ns + timeout_ns};

@@ -110,12 +110,14 @@ extern "C" int mlpo_connect(const mlpo_connect_options* given, mlpo_client** cli
   auto* session = new (memory) mlpo_client();
   session->creator = getpid();
   HandshakeWishes wishes;
-  int code = Prepare(options, session, &wishes);
+  int code = session->mark.Open();
+  if (code == 0) code = Prepare(options, session, &wishes);
   if (code == 0) {
     const int64_t timeout_ns = options.connect_timeout_ns == 0 ? kConnectTimeoutNs : options.connect_timeout_ns;
     code = Handshake(session, wishes, Deadline::In(timeout_ns));
   }
   if (code != 0) {
+    session->mark.Close();
     session->~mlpo_client();
     free(memory);
     return code;

@@ -82,7 +82,7 @@ int RingEnd::WaitForPlaces(uint32_t count, Deadline deadline) {
     int code = WaitFor([this, count] { return deferred_ == nullptr && free_count_ >= count; }, deadline);
     if (code == 0) code = CheckOpen();  // after the end the areas may be unmapped
     if (code == 0) {
-      const int64_t places = producer_.Free();
+      const int64_t places = producer_.FreeFor(count);
       if (places >= static_cast<int64_t>(count)) return CheckOpen();
       if (places < 0) {
         Broken("the daemon's submission index is impossible");
@@ -125,16 +125,18 @@ RingEnd::Woken RingEnd::AwaitTail(uint32_t empty_tail, Deadline deadline) {
 
 bool RingEnd::Spin(uint32_t empty_tail) const {
   if (tuning_.spin_ns == 0) return false;
-  const int64_t until_ns = NowNs() + tuning_.spin_ns;
-  do {
+  int64_t until_ns = 0;  // a look at the clock takes as long as a short answer: not before the first looks at the tail
+  for (;;) {
     for (int i = 0; i < 32; ++i) {
       // Acquire is Available()'s business; this only looks whether to call it.
       if (SharedWords::Load(&areas_.daemon_lines->completion_tail, std::memory_order_relaxed) != empty_tail)
         return true;
       Pause();
     }
-  } while (NowNs() < until_ns);
-  return false;
+    const int64_t now_ns = NowNs();
+    if (until_ns == 0) until_ns = now_ns + tuning_.spin_ns;
+    if (now_ns >= until_ns) return false;
+  }
 }
 
 RingEnd::Woken RingEnd::SleepOnTail(uint32_t empty_tail, Deadline deadline) {

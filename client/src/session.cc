@@ -17,9 +17,11 @@ void mlpo_client::Unref() {
   if (references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   ring.ReleaseMemory();
   socket.ReleaseMemory();
+  const bool in_child = InChild();
+  mark.Close();
   // In a child the descriptors are the child's own business (it may have closed and reused them), and a lock that
   // another thread held at the fork cannot be destroyed.
-  if (!InChild()) this->~mlpo_client();
+  if (!in_child) this->~mlpo_client();
   free(this);
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "client/src/fd.h"
+#include "client/src/fork_mark.h"
 #include "client/src/mapping.h"
 #include "client/src/ring_end.h"
 #include "client/src/session_socket.h"
@@ -21,6 +22,7 @@
 struct mlpo_client {
   // Constant after mlpo_connect.
   pid_t creator = 0;
+  mlpo::client::ForkMark mark;
   char socket_path[108] = {};
   char job[MLPO_MAX_JOB + 1] = {};
   uint32_t rank = 0;
@@ -39,7 +41,7 @@ struct mlpo_client {
   // acq_rel on the way down, so that whoever frees sees what the others did.
   std::atomic<uint32_t> references{1};
 
-  bool InChild() const { return getpid() != creator; }
+  bool InChild() const { return mark.InChild(); }
   // 0, or MLPO_E_FORKED. To be asked before any lock is taken: in a forked child locks may be held by nobody.
   int CheckProcess() const;
   void Ref() { references.fetch_add(1, std::memory_order_relaxed); }

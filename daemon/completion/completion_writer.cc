@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstring>
 
@@ -36,10 +37,9 @@ CompletionWriter::CompletionWriter(uint32_t entries, mlpo_completion* completion
       daemon_(daemon),
       client_(client) {}
 
-CompletionWriter::Room CompletionWriter::MayAccept() {
-  const int64_t free = ring_.Free();
-  if (free < 0) return Room::kBroken;
-  return static_cast<uint64_t>(free) > unanswered_ ? Room::kYes : Room::kNo;
+int64_t CompletionWriter::Room(int64_t wanted) {
+  const int64_t free = ring_.FreeFor(unanswered_ + wanted);
+  return free < 0 ? -1 : std::max<int64_t>(free - unanswered_, 0);
 }
 
 void CompletionWriter::Write(const Completion& completion) {

@@ -1,6 +1,6 @@
 // CompletionWriter: the only producer of a session's completions, and its client's wake-up.
 //
-// Never blocks and never fails: a submission is accepted only while a place for its answer is free (MayAccept), so
+// Never blocks and never fails: a submission is accepted only while a place for its answer is free (Room), so
 // there is always one. Completions written in one turn of the data thread are shown together by Publish. Owner and only
 // user: the data thread. Memory of the areas is borrowed.
 #pragma once
@@ -18,9 +18,11 @@ class CompletionWriter {
   CompletionWriter(uint32_t entries, mlpo_completion* completions, mlpo_error_record* errors, mlpo_daemon_lines* daemon,
                    const mlpo_client_lines* client);
 
-  enum class Room { kYes, kNo, kBroken };
-  // Whether one more submission can be answered. kBroken: the client's index is impossible.
-  Room MayAccept();
+  // How many more submissions can be answered; -1 if the client's index is impossible, which is noticed when what it
+  // said before leaves fewer than `wanted`.
+  int64_t Room(int64_t wanted);
+  // Whether the client's index is possible now.
+  bool IndexIsPossible() { return ring_.Free() >= 0; }
   void Accepted() { ++unanswered_; }
   // Writes the answer of an accepted submission.
   void Write(const Completion& completion);
@@ -36,8 +38,8 @@ class CompletionWriter {
   mlpo_error_record* const errors_;
   mlpo_daemon_lines* const daemon_;
   const mlpo_client_lines* const client_;
-  uint64_t unanswered_ = 0;  // accepted and not written
-  bool written_ = false;     // since the last Publish
+  int64_t unanswered_ = 0;  // accepted and not written
+  bool written_ = false;    // since the last Publish
 };
 
 }  // namespace mlpo

@@ -11,6 +11,8 @@ std::string Range(const mlpo_submission& submission) {
   return "elements [" + std::to_string(submission.first) + ", +" + std::to_string(submission.count) + ")";
 }
 
+std::string Named(const mlpo_submission& submission) { return "operation " + std::to_string(submission.op) + ": "; }
+
 bool NeedsSubgroup(const mlpo_submission& submission) {
   switch (submission.op) {
     case MLPO_OP_GRAD:
@@ -36,32 +38,27 @@ RingReader::RingReader(SessionId session, const Areas* areas)
 
 void RingReader::AddSubgroup(const SubgroupSpec& spec) { subgroups_[spec.id] = {spec.numel, spec.tensors.size()}; }
 
-RingReader::Outcome RingReader::Next(Request* request, std::string* reason) {
-  const int64_t available = ring_.Available();
-  if (available == 0) return Outcome::kEmpty;
-  if (available < 0) {
-    *reason = "its submission index is further from ours than the ring is long";
-    return Outcome::kBroken;
-  }
+std::string RingReader::Next(Request* request) {
   request->session = session_;
   const mlpo_hyper* hyper = &areas_->hyper()[ring_.next_place()];
   request->submission = ring_.Pop();
-  *reason = Check(request->submission);
-  if (reason->empty() && request->submission.op == MLPO_OP_UPDATE) {
+  std::string wrong = Check(request->submission);
+  if (wrong.empty() && request->submission.op == MLPO_OP_UPDATE) {
     request->hyper = CopyOut<mlpo_hyper>(hyper);
-    *reason = CheckHyper(request->hyper);
+    wrong = CheckHyper(request->hyper);
   }
-  return reason->empty() ? Outcome::kRequest : Outcome::kBroken;
+  return wrong;
 }
 
 std::string RingReader::Check(const mlpo_submission& submission) const {
-  const std::string op = "operation " + std::to_string(submission.op);
-  if (submission.reserved[0] != 0 || submission.reserved[1] != 0) return op + ": a reserved field is not 0";
+  if (submission.reserved[0] != 0 || submission.reserved[1] != 0)
+    return Named(submission) + "a reserved field is not 0";
   const uint16_t known = submission.op == MLPO_OP_UPDATE ? MLPO_UPDATE_APPLY_NONFINITE : 0;
-  if (submission.flags & ~known) return op + ": unknown flag in " + std::to_string(submission.flags);
+  if (submission.flags & ~known) return Named(submission) + "unknown flag in " + std::to_string(submission.flags);
   if (!NeedsSubgroup(submission)) return "";
   auto it = subgroups_.find(submission.subgroup);
-  if (it == subgroups_.end()) return op + ": no subgroup has handle " + std::to_string(submission.subgroup);
+  if (it == subgroups_.end())
+    return Named(submission) + "no subgroup has handle " + std::to_string(submission.subgroup);
   const Limits& limits = it->second;
   switch (submission.op) {
     case MLPO_OP_GRAD:

@@ -1,9 +1,8 @@
 // RingReader: the daemon's end of a session's submission ring: copies each submission once, validates the copy, makes a
 // Request of it. Nothing is read from the ring twice.
 //
-// What honest software cannot send ends the session (kBroken, with the reason); what it can is left to the scheduler,
-// whose answer is a completion.
-// Owner and only user: the data thread. Memory of the areas is borrowed.
+// What honest software cannot send ends the session, with the reason; what it can is left to the scheduler, whose
+// answer is a completion. Owner and only user: the data thread. Memory of the areas is borrowed.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +23,10 @@ class RingReader {
   void AddSubgroup(const SubgroupSpec& spec);
   void SetStagingBytes(uint64_t bytes) { staging_bytes_ = bytes; }
 
-  enum class Outcome { kEmpty, kRequest, kBroken };
-  // The next submission. kBroken is final.
-  Outcome Next(Request* request, std::string* reason);
+  // How many submissions wait; -1 if the client's index is impossible.
+  int64_t Waiting() const { return ring_.Available(); }
+  // Takes the next of those that Waiting() has counted. What is wrong with it, or empty; then *request has it.
+  std::string Next(Request* request);
   // Gives the places of what was taken back to the client.
   void Release() { ring_.Release(); }
   // Whether something waits; the last look before sleeping.

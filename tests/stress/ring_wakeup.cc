@@ -109,7 +109,7 @@ void Serve(const FakeRing& ring, Progress* progress, bool forget_recheck) {
 
 mlpo_client* MakeClient(const FakeRing& ring) {
   auto* client = new (calloc(1, sizeof(mlpo_client))) mlpo_client();
-  client->creator = getpid();
+  if (client->mark.Open() != 0) std::abort();
   mlpo::client::RingAreas areas;
   areas.client_lines = ring.client_lines();
   areas.daemon_lines = ring.daemon_lines();

@@ -55,7 +55,10 @@ TEST_CASE("Ring.FillsAndEmpties") {
     }
     // Places come back with Release and not before.
     CHECK(ring.producer.Free() == 0);
+    CHECK(ring.producer.FreeFor(1) == 0);
     ring.consumer.Release();
+    CHECK(ring.producer.FreeFor(0) == 0);  // what was seen is enough
+    CHECK(ring.producer.FreeFor(1) == size);
     CHECK(ring.producer.Free() == size);
     CHECK(ring.consumer.Available() == 0);
   }
@@ -96,6 +99,7 @@ TEST_CASE("Ring.DistanceThatCannotBeIsFound") {
     ring.tail = 20;
     ring.head = 20 - lie;
     CHECK(ring.producer.Free() == -1);
+    CHECK(ring.producer.FreeFor(9) == -1);
     ring.head = 20 + 1;  // a consumer ahead of its producer
     CHECK(ring.producer.Free() == -1);
   }
