@@ -8,13 +8,23 @@
 #include <nlohmann/json_fwd.hpp>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "daemon/base/status.h"
 
 namespace mlpo::bench {
 
 struct BenchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// The value, or a throw of what failed.
+template <class T>
+T Taken(Result<T> result) {
+  if (!result.ok()) throw BenchError(result.status().message());
+  return std::move(*result);
+}
 
 // Throws with what failed and the library's own words if `code` is not 0.
 inline void Need(int code, const std::string& what) {
@@ -38,19 +48,53 @@ struct TrainOptions {
   std::vector<std::string> paths;
   std::vector<PathLimit> limits;
   std::string grad = "bfloat16";
+  bool fio = false;    // limits by fio in the same run
   std::string socket;  // "": a daemon of our own
   bool json = false;
   std::vector<std::string> arguments;  // as given, for the run inside a daemon of our own
 };
 
-// Returns the exit code.
+struct RingOptions {
+  std::string socket;             // "": a daemon of our own
+  uint64_t operations = 200'000;  // of each kind, all rounds together
+  bool json = false;
+  std::vector<std::string> arguments;
+};
+
+struct AdamOptions {
+  uint64_t parameters = 32u << 20;
+  uint32_t workers = 0;  // 0: as the daemon chooses
+  std::string target = "auto";
+  double seconds = 1;  // for each pair of types
+  bool json = false;
+};
+
+struct IoOptions {
+  std::vector<std::string> paths;
+  uint64_t block_bytes = 12u << 20;
+  uint32_t piece_bytes = 2u << 20;
+  uint32_t depth = 4;  // blocks in flight in a direction
+  uint64_t file_bytes = uint64_t{1} << 30;
+  uint32_t rounds = 3;
+  double seconds = 2;  // of each measurement
+  bool json = false;
+};
+
+// These return the exit code.
 int Train(const TrainOptions& options);
 // One rank of a Train: prints a JSON line for its parent. `job` is the same for all ranks.
 int TrainRank(const std::string& socket, const std::string& job, uint32_t rank, uint32_t ranks, uint64_t parameters,
               uint32_t steps, const std::string& grad);
 // Round trips and batches of NOPs.
-int Ring(const std::string& socket, uint64_t operations, bool json);
+int Ring(const RingOptions& options);
+// The update kernel beside a plain loop over the same memory.
+int Adam(const AdamOptions& options);
+// Each path's engine beside fio.
+int Io(const IoOptions& options);
 
+// What the daemon at `socket` ("": as clients find it) answers to "status".
+nlohmann::json DaemonStatus(const std::string& socket);
 void Print(const nlohmann::json& result, bool json);
+double Median(std::vector<double> values);  // at least one
 
 }  // namespace mlpo::bench

@@ -1,8 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "daemon/base/log.h"
 #include "daemon/bench/bench.h"
 #include "daemon/config/units.h"
 
@@ -54,22 +56,42 @@ int Run(int argc, char** argv) {
   train_command->add_option("--grad", train.grad, "Type of gradient and parameters handed out")
       ->check(CLI::IsMember({"bfloat16", "float16", "float32"}));
   train_command->add_option("--socket", train.socket, "Use this daemon instead of one of our own");
+  train_command->add_flag("--fio", train.fio, "Take what fio reaches just before and after for the paths' limits");
   train_command->add_flag("--json", train.json, "One JSON object on stdout");
 
-  std::string ring_socket;
-  uint64_t operations = 200'000;
-  bool ring_json = false;
-  CLI::App* ring_command = app.add_subcommand("ring", "Round trips through the ring of a running daemon");
-  ring_command->add_option("--socket", ring_socket, "The daemon; as clients find it without this");
-  ring_command->add_option("--operations", operations, "NOPs of each kind")->check(CLI::Range(1000, 1000000000));
-  ring_command->add_flag("--json", ring_json, "One JSON object on stdout");
+  RingOptions ring;
+  CLI::App* ring_command = app.add_subcommand("ring", "Round trips and batches through a daemon's ring");
+  ring_command->add_option("--socket", ring.socket, "Use this daemon instead of one of our own");
+  ring_command->add_option("--operations", ring.operations, "NOPs of each kind")->check(CLI::Range(1000, 1000000000));
+  ring_command->add_flag("--json", ring.json, "One JSON object on stdout");
+
+  AdamOptions adam;
+  std::string adam_parameters;
+  CLI::App* adam_command = app.add_subcommand("adam", "The update kernel beside a plain loop over the same memory");
+  adam_command->add_option("--params", adam_parameters, "Parameters in memory; 32Mi by default");
+  adam_command->add_option("--workers", adam.workers, "Worker threads; 0: as the daemon chooses");
+  adam_command->add_option("--target", adam.target, "Instruction set: auto, scalar, sse4, avx2, avx512, neon");
+  adam_command->add_option("--seconds", adam.seconds, "For each pair of types")->check(CLI::Range(0.01, 3600.0));
+  adam_command->add_flag("--json", adam.json, "One JSON object on stdout");
+
+  IoOptions io;
+  std::string io_block, io_piece, io_size;
+  CLI::App* io_command = app.add_subcommand("io", "Each path's engine beside fio");
+  io_command->add_option("--path", io.paths, "Directory to measure in; may be repeated")->required();
+  io_command->add_option("--block", io_block, "Bytes of a transfer; 12MiB by default");
+  io_command->add_option("--piece", io_piece, "Bytes of one read or write, 1-8 MiB; 2MiB by default");
+  io_command->add_option("--depth", io.depth, "Transfers in flight in a direction")->check(CLI::Range(1, 64));
+  io_command->add_option("--size", io_size, "Bytes of the file; 1GiB by default, and once more for fio");
+  io_command->add_option("--rounds", io.rounds, "Measurements of each kind")->check(CLI::Range(1, 1000));
+  io_command->add_option("--seconds", io.seconds, "For each of them")->check(CLI::Range(0.01, 3600.0));
+  io_command->add_flag("--json", io.json, "One JSON object on stdout");
 
   std::string job;
   uint32_t rank = 0;
   uint64_t rank_parameters = 0;
   CLI::App* rank_command = app.add_subcommand("train-rank", "");
   rank_command->group("");  // for train's own use
-  rank_command->add_option("--socket", ring_socket);
+  rank_command->add_option("--socket", train.socket);
   rank_command->add_option("--job", job);
   rank_command->add_option("--rank", rank);
   rank_command->add_option("--ranks", train.ranks);
@@ -81,6 +103,11 @@ int Run(int argc, char** argv) {
     app.parse(argc, argv);
     if (parameters.ends_with('B')) parameters.back() = 'G';  // billions of parameters, as people write them
     train.parameters = Parsed(ParseCount(parameters));
+    if (!adam_parameters.empty()) adam.parameters = Parsed(ParseCount(adam_parameters));
+    if (!io_block.empty()) io.block_bytes = Parsed(ParseSize(io_block));
+    if (!io_piece.empty()) io.piece_bytes = static_cast<uint32_t>(Parsed(ParseSize(io_piece)));
+    if (!io_size.empty()) io.file_bytes = Parsed(ParseSize(io_size));
+    if (io.block_bytes == 0 || io.piece_bytes == 0) throw CLI::ValidationError("--block and --piece cannot be 0");
     if (!pool.empty()) train.pool_bytes = Parsed(ParseSize(pool));
     if (!block.empty()) train.block_elements = Parsed(ParseCount(block));
     for (const std::string& limit : limits) train.limits.push_back(ParseLimit(limit));
@@ -91,13 +118,36 @@ int Run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsage;
   }
+  if (train.fio && !train.limits.empty()) {
+    std::cerr << "mlpo-bench: --fio measures what --limit declares: give one of them" << std::endl;
+    return kUsage;
+  }
   train.arguments.assign(argv + 1, argv + argc);
+  ring.arguments = train.arguments;
   if (*train_command) return Train(train);
-  if (*ring_command) return Ring(ring_socket, operations, ring_json);
-  return TrainRank(ring_socket, job, rank, train.ranks, rank_parameters, train.steps, train.grad);
+  if (*adam_command) return Adam(adam);
+  if (*io_command) return Io(io);
+  if (*ring_command) return Ring(ring);
+  return TrainRank(train.socket, job, rank, train.ranks, rank_parameters, train.steps, train.grad);
 }
 
 }  // namespace
+
+nlohmann::json DaemonStatus(const std::string& socket) {
+  char* text = nullptr;
+  Need(mlpo_control(socket.empty() ? nullptr : socket.c_str(), "status", nullptr, int64_t{30'000'000'000}, &text),
+       "asking the daemon for its status");
+  const nlohmann::json status = nlohmann::json::parse(text, nullptr, false);
+  mlpo_free(text);
+  if (status.is_discarded()) throw BenchError("the daemon's status is not JSON");
+  return status;
+}
+
+double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
 
 void Print(const nlohmann::json& result, bool json) {
   if (json) {
@@ -111,6 +161,7 @@ void Print(const nlohmann::json& result, bool json) {
 }  // namespace mlpo::bench
 
 int main(int argc, char** argv) {
+  mlpo::StartLogging("warning");
   try {
     return mlpo::bench::Run(argc, argv);
   } catch (const mlpo::bench::BenchError& error) {

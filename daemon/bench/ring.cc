@@ -1,18 +1,25 @@
-// "mlpo-bench ring": NOPs through the ring of a running daemon: one at a time while both ends are awake, one at a time
-// with a pause so that both sleep, and in batches.
-#include <time.h>
+// "mlpo-bench ring": NOPs through the ring of a real daemon: one at a time while both ends are awake, one at a time
+// with a pause so that both sleep, and in batches; beside what the same two cores do without a daemon. This thread is
+// bound to one core, the daemon's data thread to another. Five rounds of everything, taking turns, so that all see the
+// same machine; medians over the rounds.
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "daemon/bench/bench.h"
+#include "daemon/bench/cores.h"
+#include "daemon/bench/own_daemon.h"
+#include "daemon/bench/ping_pong.h"
 
 namespace mlpo::bench {
 namespace {
 
-int64_t NowNs() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+constexpr int kRounds = 5;
+constexpr int64_t kPauseNs = 1'000'000;  // both ends sleep long before it is over
+constexpr uint64_t kMostAsleep = 400;    // a round; they take a pause each
+constexpr uint64_t kBatch = 256;
+constexpr uint64_t kPoolBytes = 64u << 20;
 
 void Nop(mlpo_client* client) {
   mlpo_request* request = nullptr;
@@ -21,23 +28,18 @@ void Nop(mlpo_client* client) {
   mlpo_request_free(request);
 }
 
-nlohmann::json RoundTrips(mlpo_client* client, uint64_t count, int64_t pause_ns) {
+std::vector<int64_t> RoundTrips(mlpo_client* client, uint64_t count, int64_t pause_ns) {
   std::vector<int64_t> times(count);
   for (int64_t& time : times) {
-    if (pause_ns > 0) {
-      const timespec pause = {0, pause_ns};
-      ::nanosleep(&pause, nullptr);
-    }
+    if (pause_ns > 0) SleepNs(pause_ns);
     const int64_t start_ns = NowNs();
     Nop(client);
     time = NowNs() - start_ns;
   }
-  std::sort(times.begin(), times.end());
-  return {{"p50", times[count / 2]}, {"p99", times[count * 99 / 100]}};
+  return times;
 }
 
 double BatchesPerSecond(mlpo_client* client, uint64_t count) {
-  constexpr uint64_t kBatch = 256;
   std::vector<mlpo_request*> requests(kBatch);
   const int64_t start_ns = NowNs();
   for (uint64_t done = 0; done < count; done += kBatch) {
@@ -52,29 +54,75 @@ double BatchesPerSecond(mlpo_client* client, uint64_t count) {
   return static_cast<double>((count + kBatch - 1) / kBatch * kBatch) * 1e9 / static_cast<double>(NowNs() - start_ns);
 }
 
+// The percentiles of one kind of round trip, one value of each a round.
+struct Percentiles {
+  std::vector<double> p50, p99;
+
+  void Add(std::vector<int64_t> times) {
+    std::sort(times.begin(), times.end());
+    p50.push_back(static_cast<double>(times[times.size() / 2]));
+    p99.push_back(static_cast<double>(times[times.size() * 99 / 100]));
+  }
+  nlohmann::json Medians() const { return {{"p50", Median(p50)}, {"p99", Median(p99)}}; }
+};
+
+double MedianRatio(const std::vector<double>& ours, const std::vector<double>& bare) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / bare[i]);
+  return Median(ratios);
+}
+
 }  // namespace
 
-int Ring(const std::string& socket, uint64_t operations, bool json) {
+int Ring(const RingOptions& options) {
+  if (options.socket.empty() && !InOwnDaemon()) {
+    const ScratchFolder folder;
+    OwnDaemon daemon;
+    daemon.config = "[memory]\nblock = \"64Ki\"\n[[path]]\ndirectory = " + nlohmann::json(folder.path()).dump() + "\n";
+    daemon.pool_bytes = kPoolBytes;
+    return RunInOwnDaemon(daemon, options.arguments);
+  }
+  const auto [core, peer_core] = TwoCores();
   const std::string job = "bench-" + std::to_string(::getpid());
-  mlpo_connect_options options = MLPO_CONNECT_OPTIONS_INIT;
-  options.socket = socket.empty() ? nullptr : socket.c_str();
-  options.job = job.c_str();
-  options.rank = 0;
-  options.world_size = 1;
+  mlpo_connect_options connect = MLPO_CONNECT_OPTIONS_INIT;
+  connect.socket = options.socket.empty() ? nullptr : options.socket.c_str();
+  connect.job = job.c_str();
+  connect.rank = 0;
+  connect.world_size = 1;
   mlpo_client* client = nullptr;
-  Need(mlpo_connect(&options, &client), "connecting");
-  RoundTrips(client, 1000, 0);  // warm-up
-  nlohmann::json result;
-  result["awake_ns"] = RoundTrips(client, operations, 0);
-  result["asleep_ns"] = RoundTrips(client, std::min<uint64_t>(operations, 2000), 1'000'000);
-  result["operations_per_s"] = BatchesPerSecond(client, operations);
+  Need(mlpo_connect(&connect, &client), "connecting");
   struct mlpo_client_info info = {};
   info.struct_size = sizeof info;
+  Need(mlpo_client_info(client, &info), "asking about the client");
+  nlohmann::json result;
+  {
+    const Pinned pinned(0, core);
+    const Pinned pinned_peer(ThreadNamed(DaemonStatus(info.socket)["pid"].get<pid_t>(), "mlpo-data"), peer_core);
+    const uint64_t awake = std::max<uint64_t>(options.operations / kRounds, 1);
+    const uint64_t asleep = std::min(awake, kMostAsleep);
+    RoundTrips(client, 1000, 0);  // warm-up
+    Percentiles awakes, asleeps, bares, eventfds;
+    std::vector<double> rates;
+    for (int round = 0; round < kRounds; ++round) {
+      awakes.Add(RoundTrips(client, awake, 0));
+      bares.Add(BarePingPong(peer_core, awake));
+      asleeps.Add(RoundTrips(client, asleep, kPauseNs));
+      eventfds.Add(EventfdPingPong(peer_core, asleep, kPauseNs));
+      rates.push_back(BatchesPerSecond(client, awake));
+    }
+    result["awake_ns"] = awakes.Medians();
+    result["asleep_ns"] = asleeps.Medians();
+    result["bare_pingpong_ns"] = bares.Medians();
+    result["eventfd_ns"] = eventfds.Medians();
+    result["awake_ratio"] = MedianRatio(awakes.p50, bares.p50);
+    result["asleep_ratio"] = MedianRatio(asleeps.p50, eventfds.p50);
+    result["operations_per_s"] = Median(rates);
+  }
   Need(mlpo_client_info(client, &info), "asking about the client");
   result["lost_wakeups"] = info.lost_wakeups;
   Need(mlpo_client_close(client), "closing");
   mlpo_client_free(client);
-  Print(result, json);
+  Print(result, options.json);
   return 0;
 }
 

@@ -8,18 +8,17 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <sstream>
 
 #include "daemon/bench/bench.h"
+#include "daemon/bench/fio.h"
+#include "daemon/bench/own_daemon.h"
 
 namespace mlpo::bench {
 namespace {
-
-std::string OwnProgram() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
 // A rank process; we write lines to it and read lines from it.
 class RankProcess {
@@ -69,57 +68,19 @@ class RankProcess {
   std::FILE* from_ = nullptr;
 };
 
-nlohmann::json Status(const std::string& socket) {
-  char* text = nullptr;
-  Need(mlpo_control(socket.empty() ? nullptr : socket.c_str(), "status", nullptr, int64_t{30'000'000'000}, &text),
-       "asking the daemon for its status");
-  const nlohmann::json status = nlohmann::json::parse(text, nullptr, false);
-  mlpo_free(text);
-  if (status.is_discarded()) throw BenchError("the daemon's status is not JSON");
-  return status;
-}
-
-// Runs this same command inside "mlpo-ctl run", which starts a daemon and ends it.
-int RunInOwnDaemon(const TrainOptions& options) {
+int TrainInOwnDaemon(const TrainOptions& options) {
   if (options.paths.empty()) throw BenchError("train needs --path DIR (or --socket of a daemon that runs)");
-  char pattern[] = "/tmp/mlpo-bench-XXXXXX";
-  const int fd = ::mkstemp(pattern);
-  if (fd < 0) throw BenchError("cannot make a file in /tmp");
-  ::close(fd);
-  {
-    std::ofstream config(pattern);
-    if (options.block_elements > 0) config << "[memory]\nblock = " << options.block_elements << "\n";
-    for (const std::string& path : options.paths) {
-      config << "[[path]]\ndirectory = " << nlohmann::json(path).dump() << "\n";
-      for (const PathLimit& limit : options.limits) {
-        if (limit.directory != path) continue;
-        config << "read_limit = " << limit.read_bytes_per_s << "\nwrite_limit = " << limit.write_bytes_per_s
-               << "\nduplex = " << limit.duplex << "\n";
-      }
+  std::ostringstream config;
+  if (options.block_elements > 0) config << "[memory]\nblock = " << options.block_elements << "\n";
+  for (const std::string& path : options.paths) {
+    config << "[[path]]\ndirectory = " << nlohmann::json(path).dump() << "\n";
+    for (const PathLimit& limit : options.limits) {
+      if (limit.directory != path) continue;
+      config << "read_limit = " << limit.read_bytes_per_s << "\nwrite_limit = " << limit.write_bytes_per_s
+             << "\nduplex = " << limit.duplex << "\n";
     }
   }
-  const std::string own = OwnProgram();
-  std::vector<std::string> arguments = {std::filesystem::path(own).parent_path() / "mlpo-ctl", "run", "--config",
-                                        pattern};
-  if (options.pool_bytes > 0) arguments.insert(arguments.end(), {"--memory", std::to_string(options.pool_bytes)});
-  arguments.insert(arguments.end(), {"--", own});
-  arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  ::setenv("MLPO_BENCH_INSIDE", "1", 1);
-  ::setenv("MLPO_DAEMON__LOG_LEVEL", "warning", 0);
-  const pid_t pid = ::fork();
-  if (pid < 0) throw BenchError("fork failed");
-  if (pid == 0) {
-    ::execv(argv[0], argv.data());
-    std::perror(argv[0]);
-    ::_exit(127);
-  }
-  int status = 0;
-  ::waitpid(pid, &status, 0);
-  ::unlink(pattern);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+  return RunInOwnDaemon({config.str(), options.pool_bytes}, options.arguments);
 }
 
 std::vector<uint64_t> Split(const TrainOptions& options) {
@@ -136,14 +97,48 @@ std::vector<uint64_t> Split(const TrainOptions& options) {
   return parts;
 }
 
+// What fio transfers in each direction at once on all paths of the daemon together, at the daemon's own depth.
+std::vector<FioSpeed> MixOfFio(const nlohmann::json& status) {
+  constexpr uint64_t kBlockBytes = 2u << 20;
+  constexpr uint32_t kDepth = 2 * 4 * 6;  // both directions, queue_blocks, pieces of a block
+  std::vector<std::unique_ptr<ScratchFolder>> folders;
+  FioRun run;
+  run.file_bytes = uint64_t{1} << 30;
+  run.block_bytes = kBlockBytes;
+  run.depth = kDepth;
+  run.mix = "write";
+  for (const nlohmann::json& path : status["paths"]) {
+    folders.push_back(std::make_unique<ScratchFolder>(path["directory"].get<std::string>()));
+    run.files.push_back(folders.back()->path() + "/fio");
+    run.direct = run.direct && path["direct_io"].get<bool>();
+  }
+  RunFio(run);
+  run.mix = "readwrite";
+  run.seconds = 3;
+  return RunFio(run);
+}
+
+// The limits that give the paths the worth which fio showed, half of it before and half after.
+std::vector<PathLimit> LimitsByFio(const nlohmann::json& status, const std::vector<FioSpeed>& before,
+                                   const std::vector<FioSpeed>& after) {
+  std::vector<PathLimit> limits;
+  for (size_t i = 0; i < before.size(); ++i) {
+    const double both_ways = (before[i].read_bytes_per_s + before[i].write_bytes_per_s + after[i].read_bytes_per_s +
+                              after[i].write_bytes_per_s) /
+                             2;
+    limits.push_back({status["paths"][i]["directory"], both_ways, both_ways, 1});  // half duplex: what both share
+  }
+  return limits;
+}
+
 // null unless every path has a limit.
-nlohmann::json IdealSeconds(const TrainOptions& options, const nlohmann::json& status, uint64_t blocks) {
+nlohmann::json IdealSeconds(const std::vector<PathLimit>& limits, const nlohmann::json& status, uint64_t blocks) {
   double worth = 0;
   for (const nlohmann::json& path : status["paths"]) {
-    const auto limit = std::find_if(options.limits.begin(), options.limits.end(), [&](const PathLimit& l) {
+    const auto limit = std::find_if(limits.begin(), limits.end(), [&](const PathLimit& l) {
       return l.directory == path["directory"].get<std::string>();
     });
-    if (limit == options.limits.end()) return nullptr;
+    if (limit == limits.end()) return nullptr;
     const double r = 1 / limit->read_bytes_per_s, w = 1 / limit->write_bytes_per_s;
     worth += 1 / std::max({r, w, limit->duplex * (r + w)});
   }
@@ -155,7 +150,7 @@ nlohmann::json IdealSeconds(const TrainOptions& options, const nlohmann::json& s
 }  // namespace
 
 int Train(const TrainOptions& options) {
-  if (options.socket.empty() && std::getenv("MLPO_BENCH_INSIDE") == nullptr) return RunInOwnDaemon(options);
+  if (options.socket.empty() && !InOwnDaemon()) return TrainInOwnDaemon(options);
   const std::string socket = !options.socket.empty() ? options.socket : std::getenv("MLPO_SOCKET");
   const std::string job = "bench-" + std::to_string(::getpid());
   const std::vector<uint64_t> parts = Split(options);
@@ -167,7 +162,10 @@ int Train(const TrainOptions& options) {
         std::to_string(options.steps), "--grad", options.grad}));
   }
   for (const auto& rank : ranks) rank->ReadLine();
-  const nlohmann::json before = Status(socket);
+  const CatchInterrupts catching;
+  std::vector<FioSpeed> fio_before;
+  if (options.fio) fio_before = MixOfFio(DaemonStatus(socket));
+  const nlohmann::json before = DaemonStatus(socket);
   for (const auto& rank : ranks) rank->Go();
   double begin_s = 0, first_end_s = 0, last_end_s = 0;
   for (const auto& rank : ranks) {
@@ -177,7 +175,9 @@ int Train(const TrainOptions& options) {
     first_end_s = std::max(first_end_s, line["step_ends_s"].front().get<double>());
     last_end_s = std::max(last_end_s, line["step_ends_s"].back().get<double>());
   }
-  const nlohmann::json after = Status(socket);
+  const nlohmann::json after = DaemonStatus(socket);
+  std::vector<PathLimit> limits = options.limits;
+  if (options.fio) limits = LimitsByFio(after, fio_before, MixOfFio(after));
   std::string check;
   for (size_t i = 0; i < ranks.size(); ++i) {
     ranks[i]->Go();
@@ -193,9 +193,12 @@ int Train(const TrainOptions& options) {
   result["ranks"] = options.ranks;
   result["steps"] = options.steps;
   result["period_s"] = period_s;
-  result["ideal_s"] = IdealSeconds(options, after, blocks);
+  result["ideal_s"] = IdealSeconds(limits, after, blocks);
   result["limit_share"] =
       result["ideal_s"].is_null() ? nlohmann::json() : nlohmann::json(result["ideal_s"].get<double>() / period_s);
+  if (options.fio) {
+    for (const PathLimit& limit : limits) result["fio_bytes_per_s"].push_back(limit.read_bytes_per_s);
+  }
   result["run_s"] = last_end_s - begin_s;
   result["parameters_per_s"] = static_cast<double>(options.parameters) / period_s;
   uint64_t read_bytes = 0;

@@ -11,7 +11,3 @@ mlpo_test(adam_worker_pool_test LIBS mlpo_adam SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_cpu_quota_test.cc)
 add_test(NAME adam_dispatch_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_dispatch_test.sh $<TARGET_FILE:mlpo_adam>)
 set_tests_properties(adam_dispatch_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 120)
-
-# Not a test: `ninja adam_bench && tests/adam_bench`.
-add_executable(adam_bench EXCLUDE_FROM_ALL ${CMAKE_CURRENT_SOURCE_DIR}/bench/adam_bench.cc)
-target_link_libraries(adam_bench PRIVATE mlpo_adam)
