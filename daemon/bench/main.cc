@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -24,7 +25,7 @@ PathLimit ParseLimit(const std::string& text) {
   const size_t equals = text.rfind('=');
   if (equals == std::string::npos) throw CLI::ValidationError("--limit takes DIR=READ/WRITE/DUPLEX, not " + text);
   PathLimit limit;
-  limit.directory = text.substr(0, equals);
+  limit.directory = std::filesystem::absolute(text.substr(0, equals));
   std::vector<std::string> parts;
   std::istringstream values(text.substr(equals + 1));
   for (std::string part; std::getline(values, part, '/');) parts.push_back(part);
@@ -56,7 +57,8 @@ int Run(int argc, char** argv) {
   train_command->add_option("--grad", train.grad, "Type of gradient and parameters handed out")
       ->check(CLI::IsMember({"bfloat16", "float16", "float32"}));
   train_command->add_option("--socket", train.socket, "Use this daemon instead of one of our own");
-  train_command->add_flag("--fio", train.fio, "Take what fio reaches just before and after for the paths' limits");
+  train_command->add_flag("--fio", train.fio,
+                          "Take the most that fio reaches just before and after for the paths' limits");
   train_command->add_flag("--json", train.json, "One JSON object on stdout");
 
   RingOptions ring;
@@ -111,6 +113,7 @@ int Run(int argc, char** argv) {
     if (!pool.empty()) train.pool_bytes = Parsed(ParseSize(pool));
     if (!block.empty()) train.block_elements = Parsed(ParseCount(block));
     for (const std::string& limit : limits) train.limits.push_back(ParseLimit(limit));
+    for (std::string& path : train.paths) path = std::filesystem::absolute(path);
     if (!train.rank_weights.empty() && train.rank_weights.size() != train.ranks) {
       throw CLI::ValidationError("--rank-weights has " + std::to_string(train.rank_weights.size()) +
                                  " weights for --ranks " + std::to_string(train.ranks));

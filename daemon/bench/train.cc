@@ -11,6 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 #include <sstream>
 
 #include "daemon/bench/bench.h"
@@ -97,39 +98,51 @@ std::vector<uint64_t> Split(const TrainOptions& options) {
   return parts;
 }
 
-// What fio transfers in each direction at once on all paths of the daemon together, at the daemon's own depth.
-std::vector<FioSpeed> MixOfFio(const nlohmann::json& status) {
-  constexpr uint64_t kBlockBytes = 2u << 20;
-  constexpr uint32_t kDepth = 2 * 4 * 6;  // both directions, queue_blocks, pieces of a block
-  std::vector<std::unique_ptr<ScratchFolder>> folders;
-  FioRun run;
-  run.file_bytes = uint64_t{1} << 30;
-  run.block_bytes = kBlockBytes;
-  run.depth = kDepth;
-  run.mix = "write";
-  for (const nlohmann::json& path : status["paths"]) {
-    folders.push_back(std::make_unique<ScratchFolder>(path["directory"].get<std::string>()));
-    run.files.push_back(folders.back()->path() + "/fio");
-    run.direct = run.direct && path["direct_io"].get<bool>();
+// What fio transfers in each direction at once on all paths of the daemon together: with the daemon's depth or a third
+// of it, whichever is more, as a device may be slower with a longer queue.
+class FioMix {
+ public:
+  explicit FioMix(const nlohmann::json& status) {
+    run_.file_bytes = uint64_t{1} << 30;
+    run_.block_bytes = 2u << 20;
+    run_.depth = kDepth;
+    for (const nlohmann::json& path : status["paths"]) {
+      folders_.push_back(std::make_unique<ScratchFolder>(path["directory"].get<std::string>()));
+      run_.files.push_back(folders_.back()->path() + "/fio");
+      run_.direct = run_.direct && path["direct_io"].get<bool>();
+    }
+    run_.mix = "write";
+    RunFio(run_);
+    run_.mix = "readwrite";
+    run_.seconds = 2;
+    Measure();
   }
-  RunFio(run);
-  run.mix = "readwrite";
-  run.seconds = 3;
-  return RunFio(run);
-}
 
-// The limits that give the paths the worth which fio showed, half of it before and half after.
-std::vector<PathLimit> LimitsByFio(const nlohmann::json& status, const std::vector<FioSpeed>& before,
-                                   const std::vector<FioSpeed>& after) {
-  std::vector<PathLimit> limits;
-  for (size_t i = 0; i < before.size(); ++i) {
-    const double both_ways = (before[i].read_bytes_per_s + before[i].write_bytes_per_s + after[i].read_bytes_per_s +
-                              after[i].write_bytes_per_s) /
-                             2;
-    limits.push_back({status["paths"][i]["directory"], both_ways, both_ways, 1});  // half duplex: what both share
+  void Measure() {
+    for (const uint32_t depth : {kDepth, kDepth / 3}) {
+      run_.depth = depth;
+      std::vector<double> speeds;
+      for (const FioSpeed& speed : RunFio(run_)) speeds.push_back(speed.read_bytes_per_s + speed.write_bytes_per_s);
+      if (Sum(speeds) > Sum(best_)) best_ = speeds;
+    }
   }
-  return limits;
-}
+
+  // Limits that say so: half duplex, what both directions share.
+  std::vector<PathLimit> Limits(const nlohmann::json& status) const {
+    std::vector<PathLimit> limits;
+    for (size_t i = 0; i < best_.size(); ++i)
+      limits.push_back({status["paths"][i]["directory"], best_[i], best_[i], 1});
+    return limits;
+  }
+
+ private:
+  static constexpr uint32_t kDepth = 2 * 4 * 6;  // both directions, queue_blocks, pieces of a block
+  static double Sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+
+  std::vector<std::unique_ptr<ScratchFolder>> folders_;
+  FioRun run_;
+  std::vector<double> best_;  // by path, both directions together
+};
 
 // null unless every path has a limit.
 nlohmann::json IdealSeconds(const std::vector<PathLimit>& limits, const nlohmann::json& status, uint64_t blocks) {
@@ -163,8 +176,8 @@ int Train(const TrainOptions& options) {
   }
   for (const auto& rank : ranks) rank->ReadLine();
   const CatchInterrupts catching;
-  std::vector<FioSpeed> fio_before;
-  if (options.fio) fio_before = MixOfFio(DaemonStatus(socket));
+  std::optional<FioMix> fio;
+  if (options.fio) fio.emplace(DaemonStatus(socket));
   const nlohmann::json before = DaemonStatus(socket);
   for (const auto& rank : ranks) rank->Go();
   double begin_s = 0, first_end_s = 0, last_end_s = 0;
@@ -177,7 +190,10 @@ int Train(const TrainOptions& options) {
   }
   const nlohmann::json after = DaemonStatus(socket);
   std::vector<PathLimit> limits = options.limits;
-  if (options.fio) limits = LimitsByFio(after, fio_before, MixOfFio(after));
+  if (fio) {
+    fio->Measure();
+    limits = fio->Limits(after);
+  }
   std::string check;
   for (size_t i = 0; i < ranks.size(); ++i) {
     ranks[i]->Go();
@@ -196,7 +212,7 @@ int Train(const TrainOptions& options) {
   result["ideal_s"] = IdealSeconds(limits, after, blocks);
   result["limit_share"] =
       result["ideal_s"].is_null() ? nlohmann::json() : nlohmann::json(result["ideal_s"].get<double>() / period_s);
-  if (options.fio) {
+  if (fio) {
     for (const PathLimit& limit : limits) result["fio_bytes_per_s"].push_back(limit.read_bytes_per_s);
   }
   result["run_s"] = last_end_s - begin_s;

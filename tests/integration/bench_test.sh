@@ -75,5 +75,5 @@ else
   echo "skipped: no fio to compare the engine with"
 fi
 # All that is left is the daemons' own folders.
-left=$(find "$folder" -name "mlpo-bench-*")
+left=$(find "$folder" -mindepth 1 -name "mlpo-bench-*")
 [[ -z $left ]] || { echo "left behind: $left"; exit 1; }
