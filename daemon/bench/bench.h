@@ -75,7 +75,7 @@ struct IoOptions {
   uint32_t piece_bytes = 2u << 20;
   uint32_t depth = 4;  // blocks in flight in a direction
   uint64_t file_bytes = uint64_t{1} << 30;
-  uint32_t rounds = 3;
+  uint32_t rounds = 4;
   double seconds = 2;  // of each measurement
   bool json = false;
 };

@@ -115,6 +115,7 @@ std::vector<FioSpeed> RunFio(const FioRun& run) {
   if (run.seconds > 0) {
     command.push_back("--time_based");
     command.push_back("--runtime=" + std::to_string(static_cast<int64_t>(run.seconds * 1000)) + "ms");
+    command.push_back("--ramp_time=" + std::to_string(static_cast<int64_t>(run.warm_up_seconds * 1000)) + "ms");
   }
   for (size_t i = 0; i < run.files.size(); ++i) {
     std::string file;  // fio takes ':' as the end of a name
@@ -123,7 +124,8 @@ std::vector<FioSpeed> RunFio(const FioRun& run) {
     command.push_back("--filename=" + file);
   }
   Child fio(std::move(command));
-  const std::string output = fio.Output(NowNs() + static_cast<int64_t>(run.seconds * 1e9) + kPatienceNs);
+  const std::string output =
+      fio.Output(NowNs() + static_cast<int64_t>((run.warm_up_seconds + run.seconds) * 1e9) + kPatienceNs);
   const int code = fio.ExitCode();
   const size_t begin = output.find('{');  // warnings come first
   const nlohmann::json result =

@@ -17,6 +17,7 @@ struct FioRun {
   // read, write; readwrite: half of each. "write" with seconds = 0 writes every file once.
   std::string mix;
   double seconds = 0;
+  double warm_up_seconds = 0;  // before these, not counted
   bool direct = true;
 };
 struct FioSpeed {

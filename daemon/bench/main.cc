@@ -58,7 +58,7 @@ int Run(int argc, char** argv) {
       ->check(CLI::IsMember({"bfloat16", "float16", "float32"}));
   train_command->add_option("--socket", train.socket, "Use this daemon instead of one of our own");
   train_command->add_flag("--fio", train.fio,
-                          "Take the most that fio reaches just before and after for the paths' limits");
+                          "Take what fio reaches just before and after, on average, for the paths' limits");
   train_command->add_flag("--json", train.json, "One JSON object on stdout");
 
   RingOptions ring;

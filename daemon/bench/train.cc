@@ -98,14 +98,14 @@ std::vector<uint64_t> Split(const TrainOptions& options) {
   return parts;
 }
 
-// What fio transfers in each direction at once on all paths of the daemon together: with the daemon's depth or a third
-// of it, whichever is more, as a device may be slower with a longer queue.
+// What fio transfers on all paths of the daemon together, half of it reads, with the daemon's own depth and sizes, on
+// files of its own. Devices with a quota let bursts through after a pause: the first seconds do not count.
 class FioMix {
  public:
   explicit FioMix(const nlohmann::json& status) {
     run_.file_bytes = uint64_t{1} << 30;
     run_.block_bytes = 2u << 20;
-    run_.depth = kDepth;
+    run_.depth = 2 * 4 * 6;  // both directions, queue_blocks, pieces of a block
     for (const nlohmann::json& path : status["paths"]) {
       folders_.push_back(std::make_unique<ScratchFolder>(path["directory"].get<std::string>()));
       run_.files.push_back(folders_.back()->path() + "/fio");
@@ -114,34 +114,28 @@ class FioMix {
     run_.mix = "write";
     RunFio(run_);
     run_.mix = "readwrite";
-    run_.seconds = 2;
-    Measure();
+    run_.seconds = 4;
+    run_.warm_up_seconds = 3;
   }
 
-  void Measure() {
-    for (const uint32_t depth : {kDepth, kDepth / 3}) {
-      run_.depth = depth;
-      std::vector<double> speeds;
-      for (const FioSpeed& speed : RunFio(run_)) speeds.push_back(speed.read_bytes_per_s + speed.write_bytes_per_s);
-      if (Sum(speeds) > Sum(best_)) best_ = speeds;
-    }
-  }
+  void Measure() { runs_.push_back(RunFio(run_)); }
 
-  // Limits that say so: half duplex, what both directions share.
+  // Limits that say what the runs show on average: half duplex, with what both directions reach together.
   std::vector<PathLimit> Limits(const nlohmann::json& status) const {
     std::vector<PathLimit> limits;
-    for (size_t i = 0; i < best_.size(); ++i)
-      limits.push_back({status["paths"][i]["directory"], best_[i], best_[i], 1});
+    for (size_t i = 0; i < run_.files.size(); ++i) {
+      double both = 0;
+      for (const std::vector<FioSpeed>& run : runs_) both += run[i].read_bytes_per_s + run[i].write_bytes_per_s;
+      both /= static_cast<double>(runs_.size());
+      limits.push_back({status["paths"][i]["directory"], both, both, 1});
+    }
     return limits;
   }
 
  private:
-  static constexpr uint32_t kDepth = 2 * 4 * 6;  // both directions, queue_blocks, pieces of a block
-  static double Sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
-
   std::vector<std::unique_ptr<ScratchFolder>> folders_;
   FioRun run_;
-  std::vector<double> best_;  // by path, both directions together
+  std::vector<std::vector<FioSpeed>> runs_;
 };
 
 // null unless every path has a limit.
@@ -177,7 +171,7 @@ int Train(const TrainOptions& options) {
   for (const auto& rank : ranks) rank->ReadLine();
   const CatchInterrupts catching;
   std::optional<FioMix> fio;
-  if (options.fio) fio.emplace(DaemonStatus(socket));
+  if (options.fio) fio.emplace(DaemonStatus(socket)).Measure();
   const nlohmann::json before = DaemonStatus(socket);
   for (const auto& rank : ranks) rank->Go();
   double begin_s = 0, first_end_s = 0, last_end_s = 0;

@@ -25,6 +25,7 @@ END
 # On one core there is nothing to bind the two ends to; it says so.
 if (($(nproc) > 1)); then
   TMPDIR=$folder "$bin/mlpo-bench" ring --operations 1000 --json > "$folder/ring.json"
+  # shellcheck disable=SC2016 # the inner shell has the socket
   TMPDIR=$folder "$bin/mlpo-ctl" run --path "$folder/a" --memory 64MiB -- sh -c \
     'exec "$1" ring --socket "$MLPO_SOCKET" --operations 1000 --json' - "$bin/mlpo-bench" > "$folder/ring_there.json"
   python3 - "$folder/ring.json" "$folder/ring_there.json" << 'END'
@@ -65,12 +66,13 @@ for path in result["paths"]:
         assert path["fio_" + kind + "_bytes_per_s"] > 0 if fio else path["fio_" + kind + "_bytes_per_s"] is None, path
 '
 mkdir "$folder/empty"
-PATH=$folder/empty "$bin/mlpo-bench" io --path "$folder/a" "${small[@]}" --json > "$folder/io.json" 2> "$folder/error"
+PATH=$folder/empty "$bin/mlpo-bench" io --path "$folder/a" --path "$folder/b" "${small[@]}" --json \
+  > "$folder/io.json" 2> "$folder/error"
 grep -q "fio is not installed" "$folder/error"
-python3 -c "$check_io" "$folder/io.json" alone "$folder/a"
+python3 -c "$check_io" "$folder/io.json" alone "$folder/a" "$folder/b"
 if command -v fio > "$folder/which"; then
-  "$bin/mlpo-bench" io --path "$folder/a" --path "$folder/b" "${small[@]}" --json > "$folder/io.json"
-  python3 -c "$check_io" "$folder/io.json" fio "$folder/a" "$folder/b"
+  "$bin/mlpo-bench" io --path "$folder/b" "${small[@]}" --json > "$folder/io.json"
+  python3 -c "$check_io" "$folder/io.json" fio "$folder/b"
 else
   echo "skipped: no fio to compare the engine with"
 fi
