@@ -40,6 +40,7 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
 KillWait=1
 StateSaveLocation=/var/spool/slurmctld
 SlurmdSpoolDir=/var/spool/slurmd
@@ -83,11 +84,13 @@ def as_trainer(*command: str, timeout: float = 120) -> str:
     return node.run(*user, *command, cwd="/home/trainer", timeout=timeout)
 
 
-def submit(script: str, *options: str) -> str:
-    return as_trainer("sbatch", "--parsable", "--output=/home/trainer/%j.out", *options, "--wrap", script).strip()
+def submit(script: str) -> str:
+    return as_trainer("sbatch", "--parsable", "--output=/home/trainer/%j.out", "--wrap", script).strip()
 
 
 def output(job: str) -> str:
+    """Of a job, when it has ended. (sbatch --wait looks every ten seconds.)"""
+    node.wait_until(f"job {job} at its end", lambda: job not in node.run("squeue", "-h", "-o", "%A").split(), 120)
     return pathlib.Path(f"/home/trainer/{job}.out").read_text()
 
 
@@ -123,9 +126,10 @@ def check_job_trains() -> None:
     if result["check"] != "ok":
         node.fail(f"srun: {result}")
     expect_nothing_left("srun")
-    job = submit("srun bash -c '" + TRAIN.format(steps=3) + "'", "--wait")
-    if json.loads(output(job))["check"] != "ok":
-        node.fail(f"sbatch: {output(job)}")
+    job = submit("srun bash -c '" + TRAIN.format(steps=3) + "'")
+    said = output(job)
+    if json.loads(said)["check"] != "ok":
+        node.fail(f"sbatch: {said}")
     expect_nothing_left("sbatch")
 
 
@@ -143,9 +147,10 @@ def check_two_jobs() -> None:
     long_job = submit("sleep 600")
     node.wait_until("a daemon", lambda: (FOLDER / "mlpo.sock").exists() and node.processes("mlpo-daemon"))
     daemon = node.processes("mlpo-daemon")
-    short_job = submit(TRAIN.format(steps=3), "--wait")
-    if json.loads(output(short_job))["check"] != "ok":
-        node.fail(f"the second job: {output(short_job)}")
+    short_job = submit(TRAIN.format(steps=3))
+    said = output(short_job)
+    if json.loads(said)["check"] != "ok":
+        node.fail(f"the second job: {said}")
     node.wait_until("the second job's epilog", lambda: len(list(JOBS.glob("*/job.*"))) == 1)
     if node.processes("mlpo-daemon") != daemon:
         node.fail("the end of one of two jobs has ended their daemon")
@@ -158,10 +163,10 @@ def check_killed_daemon() -> None:
     job = submit("srun bash -c '" + TRAIN.format(steps=1000000) + "'")
     node.wait_until("training", scratch)
     node.run("kill", "-KILL", str(node.processes("mlpo-daemon")[0]))
-    node.wait_until("the job's end", lambda: job not in node.run("squeue", "-h", "-o", "%A"))
-    node.wait_until("the epilog", lambda: not FOLDER.exists())
-    if "check" in output(job) or not scratch():
-        node.fail(f"a killed daemon: {output(job)}")
+    said = output(job)
+    node.wait_until("the epilog at its end", lambda: not FOLDER.exists())
+    if "check" in said or not scratch():
+        node.fail(f"a killed daemon: {said}")
     as_trainer("srun", "bash", "-c", TRAIN.format(steps=3))
     expect_nothing_left("killed daemon")
 
