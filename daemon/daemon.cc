@@ -65,8 +65,15 @@ Result<std::unique_ptr<Daemon>> Daemon::Create(Config config, const std::string&
   return daemon;
 }
 
+// For the service manager: the step that comes, and how long it may take; longer if it goes through the pool.
+void Daemon::Doing(const std::string& what, uint64_t pool_bytes) {
+  service_->Show(what);
+  service_->Extend(kStepSeconds + static_cast<int64_t>(pool_bytes / kPoolBytesPerS));
+}
+
 Status Daemon::OpenPaths() {
   for (const PathConfig& config : config_.paths) {
+    Doing("opening path " + config.name);
     Result<std::unique_ptr<Path>> path = Path::Open(config, config.name, config_.daemon.node);
     if (!path.ok()) return path.status();
     paths_.push_back(std::move(*path));
@@ -84,8 +91,7 @@ Status Daemon::OpenPool() {
   options.buffer_bytes = Scheduler::BufferBytes(config_.memory.block_elements);
   options.lock = config_.memory.lock;
   options.huge_pages = config_.memory.huge_pages != "never";
-  service_->Show("making a pool of " + std::to_string(options.pool_bytes) + " bytes");
-  service_->Extend(kStepSeconds + static_cast<int64_t>(options.pool_bytes / kPoolBytesPerS));
+  Doing("making a pool of " + std::to_string(options.pool_bytes) + " bytes", options.pool_bytes);
   Result<std::unique_ptr<BufferPool>> pool = BufferPool::Create(options);
   if (!pool.ok()) return pool.status();
   pool_ = std::move(*pool);
@@ -102,6 +108,7 @@ Status Daemon::OpenPool() {
 
 Status Daemon::StartQueues() {
   for (size_t i = 0; i < paths_.size(); ++i) {
+    Doing("registering the pool with path " + paths_[i]->name(), pool_->pool_bytes());
     PathQueue::Options options;
     options.index = static_cast<PathIndex>(i);
     options.engine = config_.paths[i].engine;
@@ -214,7 +221,7 @@ int Daemon::Run() {
   service_->Ready();
   if (service_->listens()) Beat();
   io_.run();
-  service_->Extend(kStepSeconds + static_cast<int64_t>(pool_->pool_bytes() / kPoolBytesPerS));
+  Doing("ending", pool_->pool_bytes());
   loop_->Stop();
   spdlog::info("event=stopped exit_code={}", exit_code_);
   return exit_code_;

@@ -52,6 +52,7 @@ class Daemon : public SessionHost {
   };
 
   Daemon(Config config, ServiceManager* service) : config_(std::move(config)), service_(service) {}
+  void Doing(const std::string& what, uint64_t pool_bytes = 0);
   Status OpenPaths();
   Status OpenPool();
   Status StartQueues();

@@ -113,7 +113,7 @@ def check_number_used_again() -> None:
     os.kill(int(job_folder.split()[0]), signal.SIGKILL)
     other = subprocess.Popen(["sleep", "600"])
     (STATE / "pid").write_text(f"{other.pid} {job_folder.split()[1]}\n")
-    job("end", "1")
+    expect("its log is shown", "event=ready" in job("end", "1"))
     expect("a stranger was ended", other.poll() is None)
     other.kill()
     expect("something is left", nothing_left())

@@ -95,8 +95,10 @@ def main() -> None:
 
         daemon = node.Service(command, notify, environment=watched)
         daemon.wait_for("READY=1")
-        if not any(message == "EXTEND_TIMEOUT_USEC=60000000" for message in daemon.heard):
-            node.fail(f"no time for the pool was asked for: {daemon.heard}")
+        for step in ("opening path path", "making a pool of 6291456 bytes", "registering the pool with path path"):
+            said = daemon.heard.index(f"STATUS={step}") if f"STATUS={step}" in daemon.heard else len(daemon.heard)
+            if daemon.heard[said + 1 : said + 2] != ["EXTEND_TIMEOUT_USEC=60000000"]:
+                node.fail(f"no time for {step} was asked for: {daemon.heard}")
         daemon.wait_for("STATUS=ready, sessions: 0")
         check_progress(daemon)
         check_drain(daemon, [
