@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+import mlpo
 import pytest
 import torch
 from mlpo.torch import OffloadAdamW, _seal
@@ -42,13 +43,18 @@ def test_pieces_are_the_tensor_in_row_major_order(limit: int) -> None:
 @pytest.mark.parametrize("digest", DIGESTS.values(), ids=DIGESTS.keys())
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_change_of_bits_changes_the_digest(
-    monkeypatch: pytest.MonkeyPatch, digest: Callable[[torch.Tensor], Any], dtype: torch.dtype
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    digest: Callable[[torch.Tensor], Any],
+    dtype: torch.dtype,
 ) -> None:
     """One bit anywhere, elements that change places, the sign of a zero, another NaN; also in later pieces.
 
     The same values with other strides have the same digest."""
     monkeypatch.setattr(_seal, "PIECE_ELEMENTS", 1000)
     monkeypatch.setattr(_seal, "_DEVICE_PIECE", 700)
+    _seal._weights.cache_clear()
+    request.addfinalizer(_seal._weights.cache_clear)
     torch.manual_seed(4)
     start = torch.randn(53, 47).to(dtype)
     start[0, 0], start[0, 1] = 0.0, float("nan")
@@ -84,6 +90,26 @@ def test_replaced_after_the_backward_pass_took_the_gradient(make: Make, dtype: t
         model.weight.data.fill_(step + 0.5)
         optimizer.step()
         assert (model.weight == step + 0.5).all()
+
+
+def test_what_was_not_replaced_is_not_read(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first step on masters are read only where a parameter was written, and only once."""
+    a, b = (Parameter(torch.randn(500).bfloat16()) for _ in range(2))
+    optimizer = make([a, b])
+    reads: list[int] = []
+    original = mlpo.Subgroup.read_state
+
+    def counted(self: mlpo.Subgroup, tensor: int, *args: Any) -> Any:
+        reads.append(tensor)
+        return original(self, tensor, *args)
+
+    monkeypatch.setattr(mlpo.Subgroup, "read_state", counted)
+    for step in range(6):
+        a.grad, b.grad = torch.randn(500).bfloat16(), torch.randn(500).bfloat16()
+        if step == 3:
+            b.data[7] += 1
+        optimizer.step()
+    assert reads == [1]
 
 
 def test_hidden_bits_survive_what_replaces_nothing(make: Make) -> None:

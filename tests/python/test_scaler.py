@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import mlpo
 import pytest
@@ -65,9 +65,10 @@ def test_overflows_are_skipped_as_with_torch(make: Make, growth: float) -> None:
     assert a.client.status()["sessions"][-1]["skipped_steps"] == 2
 
 
-def test_fp16_parameters_need_no_unscaled_gradients(make: Make) -> None:
+@pytest.mark.parametrize("clip", [None, 1e-6])
+def test_fp16_parameters_need_no_unscaled_gradients(make: Make, clip: Optional[float]) -> None:
     """torch's own unscale_ refuses FP16 gradients, and dividing them would flush the small ones to 0. Here the daemon
-    divides in FP32: the result is that of FP32 masters with gradients upcast and divided."""
+    divides in FP32: the result is that of FP32 masters with gradients upcast and divided, and clipped after that."""
     model = build(torch.float16)
     masters = [torch.nn.Parameter(p.detach().float()) for p in model.parameters()]
     ours, theirs = make(model.parameters(), lr=0.01), torch.optim.AdamW(masters, lr=0.01, foreach=False)
@@ -78,6 +79,13 @@ def test_fp16_parameters_need_no_unscaled_gradients(make: Make) -> None:
         for p, master in zip(model.parameters(), masters):
             master.grad = p.grad.float() / 2.0**14
         assert any(bool((m.grad.half() != m.grad).any()) for m in masters)
+        if clip is not None:
+            norm = torch.nn.utils.clip_grad_norm_(masters, clip)
+            found = ours.clip_grad_norm_(clip * scaler.get_scale()) / scaler.get_scale()
+            torch.testing.assert_close(found, norm, rtol=1e-6, atol=0)
+            # torch adds 1e-6 to the norm before it divides; here it is added to the scaled one.
+            for master in masters:
+                master.grad *= (norm + 1e-6) / norm
         scaler.step(ours)
         scaler.update()
         theirs.step()

@@ -254,6 +254,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         over the ranks of `process_group`, which must hold different parameters (stages of a pipeline, shards cut by
         hand). A gradient that is not finite is left to step(), unless error_if_nonfinite raises RuntimeError. With
         overlap=True norm_type is 2. Collective where there are shards or a group.
+
+        With a GradScaler whose unscale_() was not called the norm is of scaled gradients: pass
+        max_norm * scaler.get_scale().
         """
         limit = float(max_norm)
         if not limit >= 0:

@@ -7,6 +7,7 @@ are written back, once before the next update.
 
 from __future__ import annotations
 
+import functools
 from typing import Iterator, Union
 
 import torch
@@ -51,17 +52,21 @@ def seal(tensor: torch.Tensor) -> Seal:
 
 
 def same(a: Seal, b: Seal) -> bool:
-    """Waits for a device's digest."""
-    return bool(a == b)
+    """Waits for a device's digest. One of a device and one of the host differ."""
+    return int(a) == int(b)
+
+
+@functools.lru_cache(maxsize=None)
+def _weights(device: torch.device) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0x6D6C706F)
+    return torch.randint(-(2**63), 2**63 - 1, (_DEVICE_PIECE,), generator=generator).bitwise_or_(1).to(device)
 
 
 def _device_digest(tensor: torch.Tensor) -> torch.Tensor:
     """Multilinear hash modulo 2^64 in the device's vector operations: each piece is the inner product of its bits with
     fixed random odd numbers, and the pieces are the coefficients of a polynomial. A change of one element always
     shows, any other with a probability near 1."""
-    generator = torch.Generator().manual_seed(0x6D6C706F)
-    length = min(_DEVICE_PIECE, max(1, tensor.numel()))
-    weights = torch.randint(-(2**63), 2**63 - 1, (length,), generator=generator).bitwise_or_(1).to(tensor.device)
+    weights = _weights(tensor.device)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for _, piece in pieces(tensor.detach(), _DEVICE_PIECE):
         bits = piece.reshape(-1).view(BITS[tensor.dtype]).to(torch.int64)

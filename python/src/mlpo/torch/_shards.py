@@ -66,15 +66,16 @@ def local_gradient(param: torch.Tensor) -> torch.Tensor:
 
 
 def like(param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor as one that lies on the mesh as `param` does."""
+    """This rank's part of a tensor as one that lies on the mesh as `param` does; `part` stays on its device."""
     laid = sharding(param)
     if laid is None:
         return part
     from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-    whole: torch.Tensor = DTensor.from_local(
-        part, laid.mesh, laid.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )
+    # DTensor.from_local would bring it to the mesh's device, where there may be no room for moments.
+    meta = TensorMeta(param.shape, param.stride(), part.dtype)
+    whole: torch.Tensor = DTensor(part, DTensorSpec(laid.mesh, laid.placements, meta), requires_grad=False)
     return whole
 
 

@@ -25,7 +25,8 @@ def step_tensor(step: int) -> torch.Tensor:
 def outline(param: torch.Tensor, step: torch.Tensor) -> dict[str, Any]:
     """What an optimizer's `state` has of a parameter: its step, and under the names of what is in the daemon tensors
     without memory. torch's flattened state dicts go by these names."""
-    return {"step": step, **{name: torch.empty(param.shape, dtype=torch.float32, device="meta") for name in _names(param)}}
+    shape = param.shape
+    return {"step": step, **{name: torch.empty(shape, dtype=torch.float32, device="meta") for name in _names(param)}}
 
 
 def empty_moments(param: torch.Tensor) -> dict[str, Any]:
