@@ -100,7 +100,7 @@ struct Arrays {
   }
 };
 
-enum class What { kFill, kKernel, kLoop, kStatistics };
+enum class What { kFill, kGradient, kKernel, kLoop, kStatistics };
 
 class Turn : public Job {
  public:
@@ -121,7 +121,10 @@ class Turn : public Job {
     std::byte* param = arrays_.Param(block, grad_, dtype_) + at * ElementBytes(dtype_);
     switch (what_) {
       case What::kFill:
-        return Fill(p, m, v, grad, block * kBlock + at);
+        Fill(p, m, v, block * kBlock + at);
+        return WriteGradient(grad);
+      case What::kGradient:
+        return WriteGradient(grad);
       case What::kKernel: {
         AdamRange range;
         range.p = p;
@@ -147,17 +150,19 @@ class Turn : public Job {
 
  private:
   // Numbers as training has them, none denormal.
-  void Fill(float* p, float* m, float* v, std::byte* grad, size_t seed) const {
-    std::vector<float> gradient(kPiece);
+  static void Fill(float* p, float* m, float* v, size_t seed) {
     uint32_t x = static_cast<uint32_t>(seed) * 2654435761u + 1;
     for (size_t i = 0; i < kPiece; ++i) {
       x = x * 1664525 + 1013904223;
       p[i] = static_cast<float>(x) * 0x1p-32f + 0x1p-10f;
       m[i] = p[i] * 0.1f;
       v[i] = p[i] * p[i] * 0.01f + 1e-6f;
-      gradient[i] = m[i];
     }
-    RoundTo(grad_, gradient.data(), grad, kPiece);
+  }
+  void WriteGradient(std::byte* grad) const {
+    std::vector<float> values(kPiece);
+    for (size_t i = 0; i < kPiece; ++i) values[i] = static_cast<float>(i % 1000 + 1) * 1e-4f;
+    RoundTo(grad_, values.data(), grad, kPiece);
   }
 
   const What what_;
@@ -195,6 +200,7 @@ class Bench {
     for (size_t at = 0; spent_s < seconds || kernel.size() < 5; at = (at + kBlocksPerTurn) % arrays_.blocks) {
       const double kernel_s = Seconds(What::kKernel, at, kBlocksPerTurn, grad, dtype);
       const double loop_s = Seconds(What::kLoop, at + half, kBlocksPerTurn, grad, dtype);
+      Seconds(What::kGradient, at, kBlocksPerTurn, grad, dtype);  // over the parameters, as a trainer does
       const double statistics_s = Seconds(What::kStatistics, at + half / 2, kBlocksPerTurn, grad, dtype);
       constexpr double kParameters = kBlocksPerTurn * kBlock;
       kernel.push_back(kParameters / kernel_s);

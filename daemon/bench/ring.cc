@@ -95,6 +95,7 @@ int Ring(const RingOptions& options) {
   info.struct_size = sizeof info;
   Need(mlpo_client_info(client, &info), "asking about the client");
   nlohmann::json result;
+  const CatchInterrupts catching;  // a daemon that stays gets its thread back unbound
   {
     const Pinned pinned(0, core);
     const Pinned pinned_peer(ThreadNamed(DaemonStatus(info.socket)["pid"].get<pid_t>(), "mlpo-data"), peer_core);
@@ -109,6 +110,7 @@ int Ring(const RingOptions& options) {
       asleeps.Add(RoundTrips(client, asleep, kPauseNs));
       eventfds.Add(EventfdPingPong(peer_core, asleep, kPauseNs));
       rates.push_back(BatchesPerSecond(client, awake));
+      CheckInterrupted();
     }
     result["awake_ns"] = awakes.Medians();
     result["asleep_ns"] = asleeps.Medians();

@@ -103,6 +103,7 @@ std::vector<uint64_t> Split(const TrainOptions& options) {
 class FioMix {
  public:
   explicit FioMix(const nlohmann::json& status) {
+    if (!FioIsThere()) throw BenchError("--fio needs fio, which is not installed (apt-get install fio)");
     run_.file_bytes = uint64_t{1} << 30;
     run_.block_bytes = 2u << 20;
     run_.depth = 2 * 4 * 6;  // both directions, queue_blocks, pieces of a block
