@@ -129,12 +129,17 @@ def overlap(directory: str) -> None:
         made.append(model)
     for p, q in zip(made[0].parameters(), made[1].parameters()):
         assert torch.equal(p.to_local(), q.to_local())
-    try:
-        OffloadAdamW([torch.nn.Parameter(torch.ones(3))], overlap=True, replicas=True)
-    except mlpo.NotOfferedError as error:
-        assert "overlap=False, or fully_shard" in str(error)
-    else:
-        raise AssertionError("overlap=True was not refused for a parameter that is not sharded")
+    whole = [torch.nn.Parameter(torch.ones(3))]
+    for call, text in (
+        (lambda: OffloadAdamW(whole, overlap=True, replicas=True), "overlap=False, or fully_shard"),
+        (lambda: optimizer.attach_forward(model), "without wait=False"),
+    ):
+        try:
+            call()
+        except mlpo.NotOfferedError as error:
+            assert text in str(error)
+        else:
+            raise AssertionError(f"not refused: {text}")
 
 
 def checkpoint(directory: str) -> None:

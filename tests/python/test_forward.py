@@ -4,8 +4,10 @@ with step(), bit by bit."""
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from typing import Any, Callable
 
 import mlpo
@@ -46,19 +48,21 @@ class Block(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """The head's weight is the first layer's, and used by the model itself."""
+    """The head's weight is the first layer's, and used by the model itself; another is used as a table before the layer
+    that has it is called."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.table = torch.nn.Linear(WIDTH, WIDTH, bias=False)
         self.first = torch.nn.Linear(WIDTH, WIDTH)
         self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
         self.last = torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor, even: bool = True) -> torch.Tensor:
-        x = self.first(x)
+        x = self.first(x) + torch.nn.functional.embedding(torch.arange(5), self.table.weight)
         for block in self.blocks:
             x = block(x, even)
-        return torch.nn.functional.linear(self.last(x), self.first.weight)
+        return torch.nn.functional.linear(self.last(self.table(x)), self.first.weight)
 
 
 def fresh(dtype: torch.dtype = torch.float32) -> Model:
@@ -289,7 +293,49 @@ def test_what_is_refused(make: Make) -> None:
         optimizer.attach_forward(model.weight)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no parameter"):
         optimizer.attach_forward(torch.nn.Linear(2, 2))
+    with pytest.raises(mlpo.NotOfferedError, match="DataParallel"):
+        optimizer.attach_forward(torch.nn.DataParallel(model))
     assert len(optimizer.state) == 0
+
+
+def test_the_last_update_is_not_lost(make: Make) -> None:
+    """close() waits for updates; those of an optimizer that nobody holds are waited for by the model."""
+    for close in (True, False):
+        model, optimizer = small(make)
+        loss_of(model, 0)
+        before = step_of(model, optimizer)
+        gone = weakref.ref(optimizer)
+        if close:
+            optimizer.close()
+        del optimizer
+        gc.collect()
+        if not close:
+            loss_of(model, 0)
+            gc.collect()
+        assert all(not torch.equal(p, old) for p, old in zip(model.parameters(), before))
+        assert gone() is None
+
+
+def test_interrupted_first_pass(make: Make) -> None:
+    """Ctrl-C in the forward pass that sees who uses what: nothing of it is left, and the next one sees it."""
+    model = fresh()
+    optimizer = make(model.parameters())
+    optimizer.attach_forward(model)
+    interrupt = model.blocks[1].norm.register_forward_hook(raise_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        loss_of(model, 0)
+    interrupt.remove()
+    plain = fresh()
+    reference = make(plain.parameters())
+    train(model, optimizer, 4, wait=False)
+    train(plain, reference, 4, wait=True)
+    assert torch._C._len_torch_function_stack() == 0
+    optimizer.wait()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters()))
+
+
+def raise_interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_closed_optimizer_leaves_the_model_alone(make: Make) -> None:

@@ -1,10 +1,10 @@
 """step(wait=False): updates go on during the next forward pass, and each module waits for its own parameters.
 
 A parameter gets its new value only by a wait in the trainer's thread, as a whole; until then it has the old one. A
-module waits before its forward() for the parameters that are its own, and for those of modules inside it that were seen
-not to be called, since then it uses them itself (as MultiheadAttention does with its out_proj). The first forward pass
-waits for everything at its beginning, since nothing was seen yet. A parameter that was used before it was waited for is
-found when its gradient arrives, and the backward pass raises.
+module waits before its forward() for the parameters that are its own, and for those that it uses although they are of
+others, as MultiheadAttention does with the weight of its out_proj. Which these are is seen in the first forward pass,
+which waits for everything at its beginning, and from modules that are not called in a later one. A parameter that was
+used before it was waited for is found when its gradient arrives, and the backward pass raises.
 """
 
 from __future__ import annotations
@@ -13,13 +13,28 @@ import weakref
 from typing import TYPE_CHECKING, Any, Iterable, Optional
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from ._steps import Step
+from .._errors import not_offered
+from . import _shards
 
 if TYPE_CHECKING:
     from ._optimizer import OffloadAdamW
 
 _LAST = 1 << 62
+
+
+def check_model(model: Any) -> None:
+    """Refuses models whose parameters are read before the modules that have them run."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"attach_forward() takes a torch.nn.Module, not {type(model).__name__}")
+    if any(_shards.is_dtensor(param) for param in model.parameters()):
+        raise not_offered(
+            "attach_forward() with parameters that are DTensors",
+            "use step() without wait=False: fully_shard gathers parameters of several modules at once",
+        )
+    if any(isinstance(module, torch.nn.DataParallel) for module in model.modules()):
+        raise not_offered("attach_forward() with DataParallel, which copies the model first", "use step() without wait")
 
 
 class ForwardWaits:
@@ -28,16 +43,19 @@ class ForwardWaits:
     def __init__(self, owner: OffloadAdamW, model: torch.nn.Module) -> None:
         self._owner = owner
         self._model = model
-        self._own = {module: list(module.parameters(recurse=False)) for module in model.modules()}
-        self._early: dict[torch.nn.Module, dict[torch.Tensor, None]] = {module: {} for module in self._own}
+        # What a module waits for: sets, in order.
+        self._waits: dict[torch.nn.Module, dict[torch.Tensor, None]] = {
+            module: dict.fromkeys(module.parameters(recurse=False)) for module in model.modules()
+        }
         self._seen: set[torch.nn.Module] = set()  # outermost modules of which a whole forward pass was seen
+        self._uses: Any = None  # a _Uses in such a first pass; torch has no types for modes
         self._running: list[torch.nn.Module] = []  # forward() calls that have not ended, outermost first
         self._called: dict[torch.nn.Module, None] = {}  # in this forward pass, in order
         self._order: dict[torch.Tensor, int] = {}  # when the model's last forward pass wanted a parameter
         self.params = frozenset(model.parameters())
         self._handles: list[Any] = []
         module: Any  # torch's hooks have no types
-        for module in self._own:
+        for module in self._waits:
             self._handles += [
                 module.register_forward_pre_hook(_Hook(self, "_before"), prepend=True),
                 module.register_forward_hook(_Hook(self, "_after"), always_call=True),
@@ -46,6 +64,7 @@ class ForwardWaits:
             ]
 
     def close(self) -> None:
+        self._end_pass()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -55,28 +74,44 @@ class ForwardWaits:
         return self._order.get(param, _LAST)
 
     def _before(self, module: torch.nn.Module, _: Any) -> None:
+        if self._running and module is self._running[0]:
+            self._end_pass()  # an interrupt left the one before without its hook
         outermost = not self._running
         self._running.append(module)
         if outermost:
             self._called.clear()
         self._called[module] = None
         if outermost and module not in self._seen:
-            self._owner._wait_for([param for inner in module.modules() for param in self._own.get(inner, ())])
+            self._owner._wait_for(self.params)
+            self._uses = _Uses(self)
+            self._uses.__enter__()
         else:
-            self._owner._wait_for([*self._own[module], *self._early[module]])
+            self._owner._wait_for(self._waits[module])
 
     def _after(self, module: torch.nn.Module, *_: Any) -> None:
         while self._running and self._running.pop() is not module:
-            pass  # of a forward() that ended without its hook
+            pass  # of a forward() that was left without its hook
         if self._running:
             return
+        self._end_pass()
         self._assign(module)
         self._seen.add(module)
         if module is self._model:
-            wanted = (param for called in self._called for param in (*self._own[called], *self._early[called]))
             self._order = {}
-            for param in wanted:
-                self._order.setdefault(param, len(self._order))
+            for called in self._called:
+                for param in self._waits[called]:
+                    self._order.setdefault(param, len(self._order))
+
+    def _end_pass(self) -> None:
+        self._running.clear()
+        if self._uses is not None:
+            self._uses.__exit__(None, None, None)
+            self._uses = None
+
+    def use(self, param: torch.Tensor) -> None:
+        """The innermost running module uses a parameter: if no module before it waits for that, it has to."""
+        if self._running and not any(param in self._waits[module] for module in self._called):
+            self._waits[self._running[-1]][param] = None
 
     def _before_state(self, *_: Any) -> None:
         self._owner.wait()
@@ -92,8 +127,27 @@ class ForwardWaits:
             if inner in self._called:
                 around = inner
             else:
-                self._early[around].update(dict.fromkeys(self._own.get(inner, ())))
+                self._waits[around].update(self._waits.get(inner, {}))
             pending += [(around, child) for child in inner.children()]
+
+
+class _Uses(TorchFunctionMode):
+    """Tells which parameters the functions of torch are called with."""
+
+    def __init__(self, waits: ForwardWaits) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if getattr(func, "__name__", "") == "__get__" and not isinstance(result, torch.Tensor):
+            return result  # a shape, a device
+        for value in (*args, *kwargs.values()):
+            for item in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(item, torch.Tensor) and item in self._waits.params:
+                    self._waits.use(item)
+        return result
 
 
 class _Hook:
@@ -143,10 +197,3 @@ class StaleUses:
         for handle in self._handles.values():
             handle.remove()
         self._handles.clear()
-
-
-def is_awaited(step: Optional[Step], param: torch.Tensor) -> bool:
-    """Whether step(wait=False) has not yet given the parameter its new value."""
-    if step is None or not step.left or param not in step.counts:
-        return False
-    return any(not part.ended and any(member.param is param for member in part.members) for part in step.parts)

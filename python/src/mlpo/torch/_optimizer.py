@@ -17,7 +17,7 @@ from .._subgroup import Subgroup
 from . import _checks, _default_client, _loading, _norm, _scaler, _shards, _state
 from ._absent import Absent
 from ._binding import Member, Pack, fit_name
-from ._forward import ForwardWaits, StaleUses, is_awaited
+from ._forward import ForwardWaits, StaleUses, check_model
 from ._overlap import Overlap, is_taken
 from ._packing import Named, packs
 from ._steps import Part, Step, not_finite
@@ -30,6 +30,10 @@ _MOVED = (
     "parameter {} was moved to a param group with other hyper-parameters than its subgroup's: "
     "make a new optimizer and load_state_dict(state_dict())"
 )
+
+
+# Optimizers with updates of step(wait=False) under way: a forward pass waits for them though nobody else holds them.
+_unwaited: set[torch.optim.Optimizer] = set()
 
 
 class OffloadAdamW(Absent, torch.optim.Optimizer):
@@ -222,11 +226,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
     def attach_forward(self, model: torch.nn.Module) -> None:
         """Lets the forward passes of a model wait for parameters, for step(wait=False); several models may be attached.
 
-        Each module waits for its own parameters, and for those of modules in it that it does not call. Parameters of no
-        attached model are waited for by step(). The model's state_dict() and load_state_dict() wait for all.
+        Each module waits for its own parameters, and for those that it was seen to use in the first forward pass, which
+        waits for all. Parameters of no attached model are waited for by step(). The model's state_dict() and
+        load_state_dict() wait for all. Raises mlpo.NotOfferedError for a model of DTensors or DataParallel.
         """
-        if not isinstance(model, torch.nn.Module):
-            raise TypeError(f"attach_forward() takes a torch.nn.Module, not {type(model).__name__}")
+        check_model(model)
         self._check_open()
         mine = {item.param for item in self._all_named()}
         if mine.isdisjoint(model.parameters()):
@@ -360,7 +364,15 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         """Ends the use of the daemon; the state is dropped. A client that was passed in stays open."""
         if self._closed:
             return
+        try:
+            if self._awaits():
+                self.wait()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
         self._closed = True
+        _unwaited.discard(self)
         if self._overlap is not None:
             self._overlap.close()
         self._stale_uses.close()
@@ -520,18 +532,19 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         step.parts.sort(
             key=lambda part: min(forward.order(member.param) for member in part.members for forward in self._forwards)
         )
+        _unwaited.add(self)
         step.go_on(self._apply_nonfinite)
         covered = frozenset().union(*(forward.params for forward in self._forwards))
         self._wait_for([member.param for part in step.parts for member in part.members if member.param not in covered])
 
     @torch.no_grad()
     def _wait_for(self, params: Iterable[torch.Tensor]) -> None:
-        """Gives these parameters their new values."""
+        """Gives these parameters their new values, after step(wait=False)."""
         step = self._under_way
-        if step is None or not self._awaits():
+        if step is None or not step.left:
             return
-        packs = {id(self._places[param][0]) for param in params if param in self._places}
-        parts = [part for part in step.parts if id(part.pack) in packs and not part.ended]
+        packs = {id(self._places[param][0]): self._places[param][0] for param in params if param in self._places}
+        parts = [part for part in map(step.part_of, packs.values()) if part is not None and not part.ended]
         if parts:
             step.finish_parts(parts, self._apply_nonfinite)
         if all(part.ended for part in step.parts):
@@ -543,7 +556,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
     def _refuse_stale(self, param: torch.Tensor) -> None:
         """A gradient has arrived: of the parameter's newest value, or it is a mistake."""
-        if is_awaited(self._under_way, param):
+        step = self._under_way
+        if step is None or not step.left or param not in step.counts or param not in self._places:
+            return
+        part = step.part_of(self._places[param][0])
+        if part is not None and not part.ended:
             raise RuntimeError(
                 f"parameter {self._name_of(param)} has a gradient although its update by step(wait=False) was not "
                 "waited for, so its old value was used: call optimizer.wait() before parameters are used outside of "
@@ -578,6 +595,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         else:
             self._forget(step)
         self._under_way = None
+        _unwaited.discard(self)
 
     def _end_step(self) -> None:
         """As _finish_step, but gives up an update that fails again, since all state is written next."""
@@ -588,6 +606,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             if step is not None:
                 step.abandon()
         self._under_way = None
+        _unwaited.discard(self)
 
 
 def _ranks() -> int:

@@ -78,7 +78,6 @@ class _Watch:
     handles: list[Any]
     taken: Optional[Taken] = None  # made once; what .grad is while the gradient is in the slot
     lifted: Optional[Taken] = None  # what .grad was; it is None while autograd puts the next gradient there
-    written: bool = False  # the slot has a gradient of this window
     calls: int = 0  # of this window, without those inside no_sync()
     last: Optional[int] = None  # calls in the last window with any
     usual: Optional[int] = None  # calls to wait for; None: the subgroup leaves at step()
@@ -167,8 +166,6 @@ class Overlap:
             pack, member = self._owner._place_of(param)
             _checks.gradient(param, member.name, pack.grad_dtype)
             window = self._window(pack)
-            if watch.written and watch.lifted is None:
-                self._restart(window)  # the gradient before was dropped, and perhaps those of others
             if window.submitted:
                 self._lane.drain()
                 self._take_back(window)
@@ -177,7 +174,7 @@ class Overlap:
                 watch.taken = Taken.of(param.grad, member.name)
             watch.taken.used = False
             param.grad = watch.taken
-            watch.lifted, watch.written = None, True
+            watch.lifted = None
             if self._holds:
                 return
             watch.calls += 1
@@ -215,15 +212,6 @@ class Overlap:
             if watch.usual:
                 expected.add(member.index)
         return expected
-
-    def _restart(self, window: _Window) -> None:
-        """Counts anew for parameters whose gradient was dropped without our zero_grad()."""
-        for member in window.pack.members:
-            watch = self._watches.get(member.param)
-            if watch is not None and watch.lifted is None and not is_taken(member.param.grad):
-                watch.written, watch.calls = False, 0
-                if window.waiting is not None and watch.usual:
-                    window.waiting.add(member.index)
 
     def _submit(self, window: _Window, members: Sequence[Member]) -> None:
         window.submitted = True
@@ -297,7 +285,7 @@ class Overlap:
             self.sent_in_backward, self._left_early = self._left_early, 0
 
     def _learn(self, watch: _Watch) -> None:
-        calls, watch.calls, watch.written = watch.calls, 0, False
+        calls, watch.calls = watch.calls, 0
         if not calls:
             if watch.last is None:
                 watch.idle += 1
@@ -319,7 +307,7 @@ class Overlap:
             self._held = self._holds > 0
             self._left_early = 0
             for watch in self._watches.values():
-                watch.lifted, watch.written, watch.calls = None, False, 0
+                watch.lifted, watch.calls = None, 0
                 if is_taken(watch.param.grad):
                     watch.param.grad = None if set_to_none else torch.zeros_like(watch.param)
 

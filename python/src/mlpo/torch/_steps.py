@@ -47,6 +47,7 @@ class Step:
         self.counts = counts
         self.decided = False
         self.left = False  # by step(wait=False): decided, and the trainer goes on
+        self._by_pack = {id(part.pack): part for part in self.parts}
 
     def send_gradients(self, submit: Callable[[Pack, Sequence[Member]], Request[GradInfo]]) -> None:
         """Sends all gradients by `submit`."""
@@ -84,6 +85,10 @@ class Step:
         failure = self.wait_for(parts) or failure
         if failure is not None:
             raise failure
+
+    def part_of(self, pack: Pack) -> Optional[Part]:
+        """The step's work on a subgroup; None if it has none."""
+        return self._by_pack.get(id(pack))
 
     def go_on(self, apply_nonfinite: bool) -> None:
         """Submits all updates and leaves the waiting to later calls."""
