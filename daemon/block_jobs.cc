@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "daemon/adam/kernel.h"
+#include "proto/abi.h"
 
 namespace mlpo {
 namespace {
@@ -14,10 +15,8 @@ uint32_t PieceCount(uint64_t count, uint64_t per_piece) {
 
 }  // namespace
 
-BlockJob::BlockJob(const Op& op, const Block& block, std::byte* buffer)
-    : session_(op.request.session),
-      subgroup_(op.request.submission.subgroup),
-      block_(block.index),
+BlockJob::BlockJob(Block& block, std::byte* buffer)
+    : block_(block),
       filled_(block.filled),
       first_(block.first),
       count_(block.count),
@@ -26,9 +25,7 @@ BlockJob::BlockJob(const Op& op, const Block& block, std::byte* buffer)
   pieces = PieceCount(count_, kPieceElements);
 }
 
-void BlockJob::Finish(Scheduler& scheduler, int64_t now_ns) {
-  scheduler.BlockWorkDone(session_, subgroup_, block_, now_ns);
-}
+void BlockJob::Finish(Scheduler& scheduler, int64_t now_ns) { scheduler.BlockWorkDone(block_, now_ns); }
 
 uint64_t BlockJob::PieceEnd(uint32_t piece) const { return std::min(count_, (piece + 1) * kPieceElements); }
 
@@ -41,14 +38,14 @@ void BlockJob::FillPiece(uint32_t piece) {
   }
 }
 
-UpdateJob::UpdateJob(const Op& op, const Block& block, std::byte* buffer)
-    : BlockJob(op, block, buffer),
+UpdateJob::UpdateJob(const Op& op, Block& block, std::byte* buffer)
+    : BlockJob(block, buffer),
       segments_(op.segments),
       hyper_(op.request.hyper),
-      grad_dtype_(op.subgroup->spec.grad_dtype),
-      dtype_(op.subgroup->spec.dtype),
-      grad_(op.subgroup->spec.grad),
-      param_(op.subgroup->spec.param) {}
+      grad_dtype_(op.subgroup()->spec.grad_dtype),
+      dtype_(op.subgroup()->spec.dtype),
+      grad_(op.subgroup()->spec.grad),
+      param_(op.subgroup()->spec.param) {}
 
 void UpdateJob::RunPiece(uint32_t piece) {
   FillPiece(piece);
@@ -78,8 +75,8 @@ void UpdateJob::RunPiece(uint32_t piece) {
   }
 }
 
-StateJob::StateJob(const Op& op, const Block& block, std::byte* buffer, std::byte* staging)
-    : BlockJob(op, block, buffer), submission_(op.request.submission), staging_(staging) {}
+StateJob::StateJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging)
+    : BlockJob(block, buffer), submission_(op.request.submission), staging_(staging) {}
 
 void StateJob::RunPiece(uint32_t piece) {
   FillPiece(piece);
@@ -100,7 +97,41 @@ void StateJob::RunPiece(uint32_t piece) {
   }
 }
 
-StatsJob::StatsJob(Op* op) : op_(op), grad_(op->subgroup->spec.grad), dtype_(op->subgroup->spec.grad_dtype) {
+ObjectJob::ObjectJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging)
+    : block_(block),
+      writes_(op.kind() == MLPO_OP_FLUSH),
+      empty_(block.filled == 0),
+      bytes_((block.count + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN),
+      begin_(std::max(block.first, op.request.submission.first) - block.first),
+      end_(std::min(block.first + block.count, op.request.submission.first + op.request.submission.count) -
+           block.first),
+      buffer_(buffer),
+      staged_(staging + op.request.submission.staging_offset + (block.first + begin_ - op.request.submission.first)) {
+  pieces = PieceCount(bytes_, kPieceBytes);
+}
+
+// Whatever the buffer held before is somebody else's: what is not written is zeroed, the padding, too.
+void ObjectJob::RunPiece(uint32_t piece) {
+  const uint64_t first = piece * kPieceBytes;
+  const uint64_t last = std::min(bytes_, first + kPieceBytes);
+  const uint64_t begin = std::clamp(begin_, first, last);
+  const uint64_t end = std::clamp(end_, first, last);
+  if (empty_) {
+    std::memset(buffer_ + first, 0, begin - first);
+    std::memset(buffer_ + end, 0, last - end);
+  }
+  if (begin == end) return;
+  std::byte* staged = staged_ + (begin - begin_);
+  if (writes_) {
+    std::memcpy(buffer_ + begin, staged, end - begin);
+  } else {
+    std::memcpy(staged, buffer_ + begin, end - begin);
+  }
+}
+
+void ObjectJob::Finish(Scheduler& scheduler, int64_t now_ns) { scheduler.BlockWorkDone(block_, now_ns); }
+
+StatsJob::StatsJob(Op* op) : op_(op), grad_(op->subgroup()->spec.grad), dtype_(op->subgroup()->spec.grad_dtype) {
   pieces = PieceCount(op->stats.chunks.size(), kChunksPerPiece);
 }
 

@@ -1,5 +1,5 @@
-// The scheduler's work as jobs of the worker pool: UPDATE, READ_STATE and WRITE_STATE on one block, statistics of a
-// GRAD.
+// The scheduler's work as jobs of the worker pool: UPDATE, READ_STATE and WRITE_STATE on one block, pieces of FETCH and
+// FLUSH on one, statistics of a GRAD.
 //
 // A job copies what it needs when it is made; memory it points to (buffer, slot, staging area, the Op's segments) is
 // kept by the scheduler's rules until Finish. Made and finished by the data thread, run by workers.
@@ -19,12 +19,12 @@ class SchedulerJob : public Job {
   virtual void Finish(Scheduler& scheduler, int64_t now_ns) = 0;
 };
 
-// What the three block jobs have in common: the block in its buffer.
+// What the jobs on a subgroup's block have in common: the block in its buffer.
 class BlockJob : public SchedulerJob {
  public:
   static constexpr uint64_t kPieceElements = 65536;
 
-  BlockJob(const Op& op, const Block& block, std::byte* buffer);
+  BlockJob(Block& block, std::byte* buffer);
   void Finish(Scheduler& scheduler, int64_t now_ns) override;
 
  protected:
@@ -34,9 +34,7 @@ class BlockJob : public SchedulerJob {
   // Zeroes what the buffer does not hold yet; the padding behind each part, too, with the last piece.
   void FillPiece(uint32_t piece);
 
-  const SessionId session_;
-  const SubgroupId subgroup_;
-  const uint32_t block_;
+  Block& block_;  // for Finish; workers do not look at it
   const uint8_t filled_;
   const uint64_t first_;  // element of the subgroup
   const uint64_t count_;
@@ -46,7 +44,7 @@ class BlockJob : public SchedulerJob {
 
 class UpdateJob : public BlockJob {
  public:
-  UpdateJob(const Op& op, const Block& block, std::byte* buffer);
+  UpdateJob(const Op& op, Block& block, std::byte* buffer);
   void RunPiece(uint32_t piece) override;
 
  private:
@@ -60,12 +58,31 @@ class UpdateJob : public BlockJob {
 
 class StateJob : public BlockJob {
  public:
-  StateJob(const Op& op, const Block& block, std::byte* buffer, std::byte* staging);
+  StateJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging);
   void RunPiece(uint32_t piece) override;
 
  private:
   const mlpo_submission submission_;
   std::byte* const staging_;
+};
+
+class ObjectJob : public SchedulerJob {
+ public:
+  static constexpr uint64_t kPieceBytes = 256 * 1024;
+
+  ObjectJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging);
+  void RunPiece(uint32_t piece) override;
+  void Finish(Scheduler& scheduler, int64_t now_ns) override;
+
+ private:
+  Block& block_;  // for Finish; workers do not look at it
+  const bool writes_;
+  const bool empty_;      // the buffer holds nothing of the block yet
+  const uint64_t bytes_;  // of the block, padded
+  const uint64_t begin_;  // what is copied: bytes of the block
+  const uint64_t end_;
+  std::byte* const buffer_;
+  std::byte* const staged_;  // of byte begin_
 };
 
 class StatsJob : public SchedulerJob {

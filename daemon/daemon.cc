@@ -15,6 +15,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/config/load.h"
 #include "daemon/scheduler/placement.h"
+#include "proto/abi.h"
 
 namespace mlpo {
 namespace {
@@ -148,6 +149,10 @@ Status Daemon::StartLoop() {
     PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
   };
   events.gone = [this](SessionId session) { PostMain([this, session] { OnGone(session); }); };
+  events.make_room = [this](SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket) {
+    const FileOwner owner{job.uid, job.name, kObjectsRank, store & ~kStoreBit};
+    PostMain([this, store, owner, bytes, ticket] { MakeRoom(store, owner, bytes, ticket); });
+  };
   loop_ = std::make_unique<DataLoop>(std::move(options), std::move(parts), std::move(events));
   return Status();
 }
@@ -303,7 +308,7 @@ void Daemon::EndSessions() {
 }
 
 void Daemon::MaybeFinish() {
-  if (state_ != State::kEnding || sessions_->session_count() > 0) return;
+  if (state_ != State::kEnding || sessions_->session_count() > 0 || !storages_.empty()) return;
   drain_deadline_.cancel();
   signals_.cancel();
   io_.stop();
@@ -315,20 +320,40 @@ void Daemon::SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas
   loop_->Post([this, identity, areas = std::move(areas)] { loop_->AddSession(identity, areas); });
 }
 
+Status Daemon::MakeFiles(Storage& storage, const FileOwner& owner) {
+  std::vector<Path*> paths;
+  for (const auto& path : paths_) paths.push_back(path.get());
+  Result<std::unique_ptr<ExtentStore>> store = ExtentStore::Create(std::move(paths), owner);
+  if (!store.ok()) return store.status();
+  storage.store = std::move(*store);
+  return Status();
+}
+
 Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks) {
   if (!storage.store) {
-    std::vector<Path*> paths;
-    for (const auto& path : paths_) paths.push_back(path.get());
-    Result<std::unique_ptr<ExtentStore>> store =
-        ExtentStore::Create(std::move(paths), {identity.uid, identity.job, identity.rank, identity.generation});
-    if (!store.ok()) return store.status();
-    storage.store = std::move(*store);
+    Status made = MakeFiles(storage, {identity.uid, identity.job, identity.rank, identity.generation});
+    if (!made.ok()) return made;
     loop_->Post([this, id = identity.id, files = storage.store->files()] { loop_->SetFiles(id, files); });
   }
-  Status status =
-      storage.store->Reserve(shares_, storage.extents + blocks, Scheduler::BufferBytes(config_.memory.block_elements));
+  Status status = storage.store->Reserve(shares_, storage.extents + blocks,
+                                         Scheduler::BufferBytes(config_.memory.block_elements), "the session's state");
   if (status.ok()) storage.extents += blocks;
   return status;
+}
+
+void Daemon::MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket) {
+  std::shared_ptr<Storage>& storage = storages_[store];
+  if (!storage) storage = std::make_shared<Storage>();
+  PostHousekeeping([this, storage, store, owner, bytes, ticket] {
+    Status status;
+    if (!storage->store) status = MakeFiles(*storage, owner);
+    if (status.ok()) {
+      status = storage->store->Reserve(shares_, bytes / MLPO_ALIGN, MLPO_ALIGN, "what job '" + owner.job + "' keeps");
+    }
+    std::vector<FileId> files;
+    if (status.ok()) files = storage->store->files();
+    loop_->Post([this, store, bytes, ticket, files, status] { loop_->RoomMade(store, bytes, ticket, files, status); });
+  });
 }
 
 void Daemon::PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
@@ -379,7 +404,7 @@ void Daemon::OnGone(SessionId session) {
     }
     PostMain([this, session] {
       storages_.erase(session);
-      sessions_->SessionGone(session);
+      if (!IsStore(session)) sessions_->SessionGone(session);
       MaybeFinish();
     });
   });

@@ -45,7 +45,7 @@ class Daemon : public SessionHost {
 
  private:
   enum class State { kStarting, kReady, kDraining, kEnding };
-  // A session's storage: made by the first registration.
+  // A session's storage, made by its first registration; or that of a job's objects, made by the first large one.
   struct Storage {
     std::unique_ptr<ExtentStore> store;  // housekeeping thread
     uint64_t extents = 0;                // housekeeping thread: registered blocks
@@ -58,7 +58,9 @@ class Daemon : public SessionHost {
   Status StartQueues();
   Status StartLoop();
   Status OpenSockets(const std::string& socket);
+  Status MakeFiles(Storage& storage, const FileOwner& owner);
   Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks);
+  void MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket);
 
   void WaitForSignal();
   void Beat();

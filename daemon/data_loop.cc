@@ -222,7 +222,7 @@ DataLoop::LoopSession* DataLoop::Find(SessionId session) {
 }
 
 void DataLoop::AddSession(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
-  scheduler_.AddSession(identity.id);
+  scheduler_.AddSession(identity);
   auto session = std::make_unique<LoopSession>(identity, std::move(areas));
   // Edge-triggered and never read: the client cannot make us block, and every write of it is seen.
   Watch(session->areas->doorbell_fd(), EPOLLIN | EPOLLET);
@@ -244,7 +244,7 @@ void DataLoop::SetStaging(SessionId id, std::byte* data, uint64_t bytes) {
   LoopSession* session = Find(id);
   if (session == nullptr) return;
   staging_[id] = data;
-  session->reader.SetStagingBytes(bytes);
+  session->reader.SetStaging(data, bytes);
 }
 
 void DataLoop::EndSession(SessionId id) {
@@ -255,6 +255,13 @@ void DataLoop::EndSession(SessionId id) {
   last_found_ = nullptr;
   sessions_.erase(it);
   scheduler_.EndSession(id, NowNs());
+}
+
+void DataLoop::RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files,
+                        const Status& status) {
+  Failure failure;
+  if (!status.ok()) failure = Refusal(status.code(), status.message());
+  scheduler_.RoomMade(store, bytes, ticket, std::move(files), std::move(failure), NowNs());
 }
 
 void DataLoop::Drain(std::function<void()> drained) {
@@ -296,11 +303,13 @@ void DataLoop::Fill(Snapshot* snapshot) const {
 
 void DataLoop::StartTransfer(const Transfer& transfer) { parts_.queues[transfer.path]->Submit(transfer); }
 
-void DataLoop::StartBlockWork(const Op& op, const Block& block) {
+void DataLoop::StartBlockWork(const Op& op, Block& block) {
   std::byte* buffer = parts_.pool->data(block.buffer);
   std::unique_ptr<SchedulerJob> job;
   if (op.kind() == MLPO_OP_UPDATE) {
     job = std::make_unique<UpdateJob>(op, block, buffer);
+  } else if (op.object() != nullptr) {
+    job = std::make_unique<ObjectJob>(op, block, buffer, staging_.at(op.request.session));
   } else {
     job = std::make_unique<StateJob>(op, block, buffer, staging_.at(op.request.session));
   }
@@ -338,6 +347,21 @@ Failure DataLoop::CopySteps(const Op& op, std::vector<Tensor>& tensors) {
   }
   for (size_t i = 0; i < steps.size(); ++i) tensors[submission.first + i].step = steps[i];
   return {};
+}
+
+void DataLoop::CopyPiece(const Op& op, std::vector<std::byte>& memory) {
+  const mlpo_submission& submission = op.request.submission;
+  std::byte* staged = staging_.at(op.request.session) + submission.staging_offset;
+  std::byte* held = memory.data() + submission.first;
+  if (submission.op == MLPO_OP_FLUSH) {
+    std::memcpy(held, staged, submission.count);
+  } else {
+    std::memcpy(staged, held, submission.count);
+  }
+}
+
+void DataLoop::MakeRoom(SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket) {
+  events_.make_room(store, job, bytes, ticket);
 }
 
 void DataLoop::PublishEpoch(const Subgroup& subgroup) {

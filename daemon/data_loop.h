@@ -43,7 +43,9 @@ class DataLoop : private SchedulerActions {
   // Called in the data thread.
   struct Events {
     std::function<void(SessionId, std::string reason)> broken;  // it broke the protocol; its ring is not read any more
-    std::function<void(SessionId)> gone;                        // after EndSession: nothing of it is in use
+    std::function<void(SessionId)> gone;  // after EndSession, or of a store: nothing of it is in use
+    // See SchedulerActions::MakeRoom; answered by RoomMade.
+    std::function<void(SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket)> make_room;
   };
 
   DataLoop(Scheduler::Options options, Parts parts, Events events);
@@ -60,6 +62,7 @@ class DataLoop : private SchedulerActions {
   void AddSubgroup(SessionId session, const SubgroupSpec& spec);
   void SetStaging(SessionId session, std::byte* data, uint64_t bytes);
   void EndSession(SessionId session);
+  void RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, const Status& status);
   // New submissions are refused with ESHUTDOWN; `drained` is called once everything accepted is answered.
   void Drain(std::function<void()> drained);
   // Tells every client that no completion will follow.
@@ -93,9 +96,11 @@ class DataLoop : private SchedulerActions {
 
   // SchedulerActions
   void StartTransfer(const Transfer& transfer) override;
-  void StartBlockWork(const Op& op, const Block& block) override;
+  void StartBlockWork(const Op& op, Block& block) override;
   void StartStats(Op& op) override;
   Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) override;
+  void CopyPiece(const Op& op, std::vector<std::byte>& memory) override;
+  void MakeRoom(SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket) override;
   void PublishEpoch(const Subgroup& subgroup) override;
   void Complete(const Completion& completion) override;
   void SessionGone(SessionId session) override;

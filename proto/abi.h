@@ -16,7 +16,7 @@
 #define MLPO_FEATURE_OBJECTS 2ull  /* FETCH, FLUSH, DELETE */
 #define MLPO_FEATURE_SNAPSHOT 4ull /* SNAPSHOT and checkpoints */
 #define MLPO_FEATURE_KEEP 8ull     /* GRAD with KEEP */
-#define MLPO_FEATURES_HERE (MLPO_FEATURE_UPDATE)
+#define MLPO_FEATURES_HERE (MLPO_FEATURE_UPDATE | MLPO_FEATURE_OBJECTS)
 
 #define MLPO_MAX_JOB 128             /* bytes of a job's name, without terminator */
 #define MLPO_MAX_FRAME 65536         /* bytes of a control frame */
@@ -26,6 +26,12 @@
 #define MLPO_SLOT_HEADER_BYTES 128
 #define MLPO_ALIGN 4096 /* of slots, extents and everything that is transferred */
 #define MLPO_BOOT_ID_BYTES 16
+
+/* Named objects. */
+#define MLPO_MAX_OBJECT_NAME 256u          /* bytes of a name; at least 1 */
+#define MLPO_MAX_OBJECT_BYTES (1ull << 48) /* of one object */
+#define MLPO_MAX_OBJECTS 16384u            /* of a job, versions that are being written or still read included */
+#define MLPO_MAX_OBJECT_HANDLES 64u        /* of a session */
 
 /* Gradient statistics are formed in chunks of this many elements, counted from each tensor's start, in this many
  * lanes (FORMAT.md, "Sum of squares"). */

@@ -14,9 +14,9 @@ enum mlpo_op {
   MLPO_OP_DISCARD = 3,     /* subgroup or MLPO_ALL_SUBGROUPS; arg = reason */
   MLPO_OP_READ_STATE = 4,  /* arg = part mask; first, count; into the staging area at staging_offset */
   MLPO_OP_WRITE_STATE = 5, /* arg = part mask; first, count; from the staging area at staging_offset */
-  MLPO_OP_FETCH = 6,
-  MLPO_OP_FLUSH = 7,
-  MLPO_OP_DELETE = 8,
+  MLPO_OP_FETCH = 6,  /* arg = step; reads a named object of the job */
+  MLPO_OP_FLUSH = 7,  /* arg = step; writes a new version of one */
+  MLPO_OP_DELETE = 8, /* of the name that is `first` bytes at staging_offset */
   MLPO_OP_SNAPSHOT = 9,
   MLPO_OP_FENCE = 10, /* fdatasync of everything of this session that is on storage */
   MLPO_OP_CANCEL = 11,
@@ -37,6 +37,15 @@ enum mlpo_piece {
 #define MLPO_PART_EXP_AVG_SQ 4u
 #define MLPO_PART_STEP 8u
 #define MLPO_PART_STATE 7u
+
+/* FETCH, FLUSH: steps. `subgroup` is the handle, a number that the client chooses at OPEN. */
+enum mlpo_object_step {
+  MLPO_OBJECT_OPEN = 1,   /* name: `first` bytes at staging_offset; FLUSH: count = bytes of the object */
+  MLPO_OBJECT_PIECE = 2,  /* bytes [first, first + count) of the object, to or from staging_offset */
+  MLPO_OBJECT_COMMIT = 3, /* FLUSH: makes the version the one that the name has, and ends the handle */
+  MLPO_OBJECT_CLOSE = 4,  /* ends the handle; what was not committed goes */
+  MLPO_OBJECT_SIZE = 5,   /* FETCH: name as with OPEN; value = bytes. Has no handle */
+};
 
 /* DISCARD: reasons. */
 #define MLPO_DISCARD_USER 0u
@@ -59,12 +68,12 @@ enum mlpo_slot_state {
 struct mlpo_submission {
   uint16_t op;             /* enum mlpo_op */
   uint16_t flags;          /* of the operation; others are 0 */
-  uint32_t subgroup;       /* handle from REGISTERED; 0 where the operation has none */
+  uint32_t subgroup;       /* handle from REGISTERED, or of an open object; 0 where the operation has none */
   uint64_t user_data;      /* returned in the completion */
   uint32_t epoch;          /* GRAD, UPDATE: the epoch this leads to, stored + 1; else 0 */
   uint32_t arg;            /* of the operation */
-  uint64_t first;          /* elements */
-  uint64_t count;          /* elements */
+  uint64_t first;          /* elements, or bytes of an object */
+  uint64_t count;          /* likewise */
   uint64_t staging_offset; /* bytes into the staging area */
   uint64_t reserved[2];
 };
@@ -90,7 +99,7 @@ struct mlpo_completion {
   uint64_t user_data;
   int32_t status;  /* enum mlpo_status, or a negated errno */
   uint32_t flags;  /* MLPO_COMPLETION_* */
-  uint64_t value;  /* GRAD: bits of the FP64 sum of squares; UPDATE, STAT: the epoch */
+  uint64_t value;  /* GRAD: bits of the FP64 sum of squares; UPDATE, STAT: the epoch; FETCH: the object's bytes */
   uint32_t detail; /* error record's index, or of the operation */
   uint32_t reserved;
 };

@@ -110,6 +110,7 @@ int MapAreas(mlpo_client* client, ReceivedFrame* frame, RingAreas* areas) {
   areas->doorbell = client->doorbell.get();
   client->session = welcome.session;
   client->generation = welcome.generation;
+  client->features = welcome.features;
   client->block_elements = welcome.block_elements;
   return 0;
 }

@@ -30,6 +30,7 @@ struct mlpo_client {
   uint32_t block_elements = 0;
   uint64_t session = 0;
   uint64_t generation = 0;
+  uint64_t features = 0;  // in force
 
   mlpo::client::Mapping client_area;
   mlpo::client::Mapping daemon_area;

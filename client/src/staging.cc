@@ -17,7 +17,7 @@ uint64_t RoundUp(uint64_t bytes) { return (bytes + MLPO_ALIGN - 1) / MLPO_ALIGN 
 }  // namespace
 
 int Staging::Open(mlpo_client* client, Deadline deadline) {
-  if (half_bytes_ != 0) return 0;
+  if (half_bytes_ != 0) return AwaitUnused(deadline);
   // Made once, so of the size that serves large transfers even if this one is small: master, first and second moments
   // of a block.
   const uint64_t wanted = RoundUp(uint64_t{3} * 4 * client->block_elements);
@@ -54,13 +54,24 @@ int Staging::Take(mlpo_client* client) {
   return 0;
 }
 
-int Staging::Settle(Half* half, Deadline deadline) {
+// A chunk whose caller gave up: how it ended is nobody's any more, but that it has is.
+int Staging::AwaitUnused(Deadline deadline) {
+  for (Half& half : halves_) {
+    const int code = Settle(&half, deadline);
+    if (half.pending != nullptr) return code;
+  }
+  return 0;
+}
+
+int Staging::Settle(Half* half, Deadline deadline, uint64_t* value) {
   if (half->pending == nullptr) return 0;
-  const int64_t left_ns = deadline.LeftNs();
-  const int code = mlpo_request_wait(half->pending, left_ns, nullptr);
+  mlpo_result result = {};
+  result.struct_size = sizeof result;
+  const int code = mlpo_request_wait(half->pending, deadline.LeftNs(), &result);
   if (mlpo_request_done(half->pending) != 1) return code;
   mlpo_request_free(half->pending);
   half->pending = nullptr;
+  if (code == 0 && value != nullptr) *value = result.value;
   return code;
 }
 

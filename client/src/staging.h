@@ -1,4 +1,4 @@
-// Staging: the session's staging area, through which state streams in chunks.
+// Staging: the session's staging area, through which state and named objects stream in chunks.
 //
 // Threads: everything is guarded by turn(). The area has two halves, so that one is copied while the daemon works on
 // the other. A chunk whose caller gave up (deadline) keeps its half until it has ended: the daemon may still touch it.
@@ -21,22 +21,27 @@ class Staging {
   };
 
   Turn& turn() { return turn_; }
-  // Asks the daemon for the area at first use.
+  // Asks the daemon for the area at first use, and waits until nothing uses it any more.
   int Open(mlpo_client* client, Deadline deadline);
   Half& half(int index) { return halves_[index & 1]; }
   uint64_t half_bytes() const { return half_bytes_; }
-  // Waits until nothing uses the half. Returns what its chunk ended with, or -ETIMEDOUT.
-  static int Settle(Half* half, Deadline deadline);
+  // Waits until nothing uses the half. Returns what its chunk ended with, its value in *value if that is not nullptr;
+  // or -ETIMEDOUT.
+  static int Settle(Half* half, Deadline deadline, uint64_t* value = nullptr);
+  // A number for an object to be opened, never 0, and none that the daemon may still know.
+  uint32_t NextHandle() { return next_handle_ == UINT32_MAX ? next_handle_ = 1 : ++next_handle_; }
   // Frees the requests; with no other thread inside.
   void Close();
 
  private:
   int Ask(mlpo_client* client, uint64_t bytes, Deadline deadline);
   int Take(mlpo_client* client);
+  int AwaitUnused(Deadline deadline);
 
   Turn turn_;
   Half halves_[2];
   uint64_t half_bytes_ = 0;  // 0: not asked for yet
+  uint32_t next_handle_ = 0;
 };
 
 }  // namespace mlpo::client

@@ -22,7 +22,8 @@ Result<std::unique_ptr<ExtentStore>> ExtentStore::Create(std::vector<Path*> path
   return store;
 }
 
-Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents, uint64_t extent_bytes) {
+Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents, uint64_t extent_bytes,
+                            const std::string& what) {
   std::vector<uint64_t> room(paths_.size());
   std::vector<uint64_t> grant(paths_.size());
   uint64_t total = 0;
@@ -35,9 +36,14 @@ Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents,
     all_room += room[i];
   }
   if (all_room < extents) {
-    return Status(-ENOSPC, "the session's state needs " + std::to_string(extents * extent_bytes) +
+    std::string each;
+    for (size_t i = 0; i < paths_.size(); ++i) {
+      each += (i > 0 ? ", '" : "'") + paths_[i]->name() + "' " + std::to_string(room[i] * extent_bytes);
+    }
+    return Status(-ENOSPC, what + " needs " + std::to_string(extents * extent_bytes) +
                                " bytes on the paths, and they have room for " +
-                               std::to_string(all_room * extent_bytes) + ": free space, raise capacity or add a path");
+                               std::to_string(all_room * extent_bytes) + " (" + each +
+                               "): free space, raise capacity or add a path");
   }
   for (size_t i = 0; i < paths_.size() && total < extents; ++i) {
     const uint64_t more = std::min(room[i] - grant[i], extents - total);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "daemon/base/status.h"
@@ -17,10 +18,10 @@ class ExtentStore {
  public:
   static Result<std::unique_ptr<ExtentStore>> Create(std::vector<Path*> paths, const FileOwner& owner);
 
-  // Makes room for `extents` of extent_bytes each: on each path its share (they sum to 1) and a quarter more, or as
-  // much as fits. ENOSPC with the figures if all paths together cannot hold even `extents`; what was reserved before
-  // stays.
-  Status Reserve(const std::vector<double>& shares, uint64_t extents, uint64_t extent_bytes);
+  // Makes room for `extents` of extent_bytes each, always the same: on each path its share (they sum to 1) and a
+  // quarter more, or as much as fits. ENOSPC with `what` needs it and the figures if all paths together cannot hold
+  // even `extents`; what was reserved before stays.
+  Status Reserve(const std::vector<double>& shares, uint64_t extents, uint64_t extent_bytes, const std::string& what);
   // Per path.
   const std::vector<FileId>& files() const { return files_; }
   // Removes all files; the first failure is returned, the others are removed all the same.

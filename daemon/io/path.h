@@ -1,9 +1,9 @@
 // Path: one storage directory and the device under it, proven by real I/O at start; and the files of sessions on it.
 //
-// The daemon works only in <directory>/mlpo/<daemon uid>/<node>/<client uid>-<job>/<rank>-<generation>/. Path::Open
-// makes the upper levels (mlpo 1777, below 0700 and owned by us; a foreign owner is an error), takes the lock of
-// <uid>/<node>, removes what dead sessions of this <uid>/<node> left, and proves writing, reading back, O_DIRECT and
-// its alignment.
+// The daemon works only in <directory>/mlpo/<daemon uid>/<node>/<client uid>-<job>/<rank>-<generation>/, and for
+// objects in objects-<number>/ beside it. Path::Open makes the upper levels (mlpo 1777, below 0700 and owned by us; a
+// foreign owner is an error), takes the lock of <uid>/<node>, removes what dead sessions of this <uid>/<node> left, and
+// proves writing, reading back, O_DIRECT and its alignment.
 //
 // Threads: Open and Close in main; CreateFile, Reserve and RemoveFile in the housekeeping thread (they may block on a
 // slow file system); the rest is immutable after Open. File descriptors are borrowed by the path's queue while files
@@ -21,6 +21,9 @@
 #include "daemon/types/ids.h"
 
 namespace mlpo {
+
+// The `rank` of the file that has a job's objects: none has it.
+inline constexpr uint32_t kObjectsRank = kNone;
 
 // Whose file it is; checked against the file's header before use.
 struct FileOwner {

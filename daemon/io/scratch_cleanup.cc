@@ -78,7 +78,10 @@ class Cleanup {
     Result<std::vector<std::string>> ranks = List(folder.get(), shown);
     if (!ranks.ok()) return ranks.status();
     for (const std::string& rank_name : *ranks) {
-      const auto rank = SplitNumber<uint32_t>(rank_name);
+      const std::string objects = std::string(kObjectsFolder) + "-";
+      const auto rank = rank_name.starts_with(objects)
+                            ? std::make_pair(kObjectsRank, std::string_view(rank_name).substr(objects.size()))
+                            : SplitNumber<uint32_t>(rank_name);
       const std::string tail = rank ? std::string(rank->second) + "-" : "";
       const auto generation = SplitNumber<uint64_t>(tail);
       if (!generation || !generation->second.empty()) {

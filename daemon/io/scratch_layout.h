@@ -1,4 +1,5 @@
-// Names of the scratch folders: <directory>/mlpo/<daemon uid>/<node>/<client uid>-<job>/<rank>-<generation>/state.
+// Names of the scratch folders: <directory>/mlpo/<daemon uid>/<node>/<client uid>-<job>/<rank>-<generation>/state;
+// of a job's objects: objects-<number>/state.
 //
 // A name that comes from outside becomes part of a file name only if IsFolderName holds. No state; any thread.
 #pragma once
@@ -13,6 +14,7 @@ namespace mlpo {
 inline constexpr char kTopFolder[] = "mlpo";
 inline constexpr char kStateFile[] = "state";
 inline constexpr char kLockFile[] = "lock";
+inline constexpr char kObjectsFolder[] = "objects";
 
 // Job and node names: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}. So neither "..", nor a slash, nor a newline.
 inline bool IsFolderName(std::string_view name) {
@@ -27,7 +29,8 @@ inline bool IsFolderName(std::string_view name) {
 
 inline std::string JobFolder(const FileOwner& owner) { return std::to_string(owner.client_uid) + "-" + owner.job; }
 inline std::string RankFolder(const FileOwner& owner) {
-  return std::to_string(owner.rank) + "-" + std::to_string(owner.generation);
+  const std::string rank = owner.rank == kObjectsRank ? kObjectsFolder : std::to_string(owner.rank);
+  return rank + "-" + std::to_string(owner.generation);
 }
 
 }  // namespace mlpo

@@ -1,4 +1,5 @@
-// Block, Subgroup and Op: what the scheduler moves. Data only; scheduler.h has the rules.
+// Block, who has blocks (Subgroup; Object in object.h), and Op: what the scheduler moves. Data only; scheduler.h has
+// the rules.
 //
 // Owner: the data thread. While a block is kWorking, workers use `buffer`, `fill` and the Op read-only.
 #pragma once
@@ -19,6 +20,8 @@
 namespace mlpo {
 
 struct Block;
+struct BlockOwner;
+struct Object;
 struct Op;
 struct Session;
 struct Subgroup;
@@ -38,18 +41,19 @@ inline constexpr uint8_t kPartMoments = 2;  // both
 
 struct Extent {
   PathIndex path = kNone;
-  uint64_t index = 0;  // in the session's file on that path
+  uint64_t offset = 0;  // bytes in the extents of the session's file on that path
+  uint64_t bytes = 0;
 };
 
 struct Block {
-  Subgroup* subgroup = nullptr;
-  uint32_t index = 0;  // in the subgroup
+  BlockOwner* owner = nullptr;
+  uint32_t index = 0;  // in the owner
   BlockState state = BlockState::kAway;
   uint8_t nonzero = 0;  // parts whose content is not known to be all zero; only these are ever read or written
   uint8_t filled = 0;   // parts that the buffer holds; workers zero the others first
   bool dirty = false;   // kWorking: becomes kDirty rather than kClean if the work only reads
   bool ahead = false;   // fetched before anybody asked, and not used since
-  uint64_t first = 0;   // element of the subgroup
+  uint64_t first = 0;   // element of the subgroup, or byte of the object
   uint64_t count = 0;
   uint32_t epoch = 0;  // of its last update
   BufferIndex buffer = kNone;
@@ -72,9 +76,9 @@ struct Segment {
 struct Op {
   Request request;
   Session* session = nullptr;
-  Subgroup* subgroup = nullptr;
+  BlockOwner* owner = nullptr;
   uint64_t sequence = 0;
-  uint32_t first_block = 0;  // state operations: the blocks they touch
+  uint32_t first_block = 0;  // operations on a range: the blocks they touch
   uint32_t end_block = 0;
   uint32_t left = 0;                         // blocks not done
   uint32_t active = 0;                       // of these, being fetched or worked on
@@ -87,17 +91,37 @@ struct Op {
 
   uint16_t kind() const { return request.submission.op; }
   uint32_t priority() const { return kind() == MLPO_OP_UPDATE ? request.submission.arg : 0; }
+  Subgroup* subgroup() const;  // nullptr if the owner is an object
+  Object* object() const;      // nullptr if it is a subgroup
 };
 
-struct Subgroup {
-  Subgroup(Session* s, SubgroupSpec p) : session(s), spec(std::move(p)), window(spec.numel, &spec.tensors) {}
-  Subgroup(const Subgroup&) = delete;  // the window borrows spec.tensors
-  Subgroup& operator=(const Subgroup&) = delete;
+// What is made of blocks, and the operations on it that need them: one runs at a time, the front of the queue.
+struct BlockOwner {
+  explicit BlockOwner(Session* s) : session(s) {}
+  BlockOwner(const BlockOwner&) = delete;  // blocks point to it
+  BlockOwner& operator=(const BlockOwner&) = delete;
+  virtual ~BlockOwner() = default;
+  virtual Subgroup* subgroup() { return nullptr; }
+  virtual Object* object() { return nullptr; }
+  virtual std::string Name() const = 0;  // for messages
 
-  Session* session;
+  Session* const session;  // whose files its extents are in
+  std::deque<Block> blocks;
+  std::deque<std::unique_ptr<Op>> queue;
+  uint64_t in_flight = 0;  // transfers of its blocks, and work on them
+  bool ending = false;     // its buffers and extents go as soon as nothing uses them
+};
+
+inline Subgroup* Op::subgroup() const { return owner->subgroup(); }
+inline Object* Op::object() const { return owner->object(); }
+
+struct Subgroup : BlockOwner {
+  Subgroup(Session* s, SubgroupSpec p) : BlockOwner(s), spec(std::move(p)), window(spec.numel, &spec.tensors) {}
+  Subgroup* subgroup() override { return this; }
+  std::string Name() const override { return "subgroup '" + spec.key + "'"; }
+
   SubgroupSpec spec;
-  Window window;
-  std::vector<Block> blocks;
+  Window window;  // borrows spec.tensors
   uint32_t epoch = 0;
   uint32_t grads_running = 0;  // of the open window
   bool params_valid = false;   // the slot holds the last update's parameters
@@ -106,7 +130,6 @@ struct Subgroup {
   uint16_t torn_flags = 0;
   Coverage torn_written;                   // what WRITE_STATE has written since
   uint64_t last_update_sequence = 0;       // for the order of prefetch
-  std::deque<std::unique_ptr<Op>> queue;   // UPDATE, READ_STATE, WRITE_STATE; one runs at a time: the front
   std::vector<std::unique_ptr<Op>> grads;  // that workers have
 };
 

@@ -1,6 +1,7 @@
 #include "daemon/scheduler/placement.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace mlpo {
 
@@ -28,6 +29,41 @@ std::vector<double> PathShares(const std::vector<PathParameters>& paths) {
   }
   for (double& worth : worths) worth /= sum;
   return worths;
+}
+
+uint64_t ExtentMap::Take(uint64_t bytes) {
+  bytes_in_use_ += bytes;
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const auto [offset, room] = *it;
+    if (room < bytes) continue;
+    free_.erase(it);
+    if (room > bytes) free_[offset + bytes] = room - bytes;
+    return offset;
+  }
+  end_ += bytes;
+  return end_ - bytes;
+}
+
+void ExtentMap::Give(uint64_t offset, uint64_t bytes) {
+  bytes_in_use_ -= bytes;
+  auto after = free_.lower_bound(offset);
+  if (after != free_.end() && after->first == offset + bytes) {
+    bytes += after->second;
+    after = free_.erase(after);
+  }
+  if (after != free_.begin()) {
+    auto before = std::prev(after);
+    if (before->first + before->second == offset) {
+      offset = before->first;
+      bytes += before->second;
+      free_.erase(before);
+    }
+  }
+  if (offset + bytes == end_) {
+    end_ = offset;
+  } else {
+    free_[offset] = bytes;
+  }
 }
 
 }  // namespace mlpo

@@ -7,12 +7,9 @@
 // Owner: the data thread. No system calls.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <vector>
-
-#include "daemon/scheduler/block.h"
 
 namespace mlpo {
 
@@ -28,29 +25,19 @@ double PathWorth(const PathParameters& path);
 // Shares that sum to 1.
 std::vector<double> PathShares(const std::vector<PathParameters>& paths);
 
-// A session's extents on one path: all of one size, in one file. Freed ones are used again before the file grows, the
-// lowest first: where the end of a file cannot be written (a limit, a full file system), its beginning still can.
-class ExtentList {
+// A session's extents on one path, in one file. Freed ones are used again before the file grows, the lowest that is
+// large enough first: where the end of a file cannot be written (a limit, a full file system), its beginning still can.
+class ExtentMap {
  public:
-  uint64_t Take() {
-    ++in_use_;
-    if (free_.empty()) return next_++;
-    std::pop_heap(free_.begin(), free_.end(), std::greater<>());
-    const uint64_t index = free_.back();
-    free_.pop_back();
-    return index;
-  }
-  void Give(uint64_t index) {
-    --in_use_;
-    free_.push_back(index);
-    std::push_heap(free_.begin(), free_.end(), std::greater<>());
-  }
-  uint64_t in_use() const { return in_use_; }
+  // The offset of `bytes` > 0 of it.
+  uint64_t Take(uint64_t bytes);
+  void Give(uint64_t offset, uint64_t bytes);
+  uint64_t bytes_in_use() const { return bytes_in_use_; }
 
  private:
-  std::vector<uint64_t> free_;  // a heap, the lowest on top
-  uint64_t next_ = 0;
-  uint64_t in_use_ = 0;
+  std::map<uint64_t, uint64_t> free_;  // offset to bytes, below end_; neighbours are one
+  uint64_t end_ = 0;                   // beyond the last extent in use
+  uint64_t bytes_in_use_ = 0;
 };
 
 }  // namespace mlpo

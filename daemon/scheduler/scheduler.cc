@@ -54,9 +54,18 @@ const Subgroup* Scheduler::FindSubgroup(SessionId session, SubgroupId subgroup) 
   return it == found->subgroups.end() ? nullptr : it->second.get();
 }
 
-void Scheduler::AddSession(SessionId id) {
-  MLPO_CHECK(Find(id) == nullptr);
+void Scheduler::AddSession(const SessionIdentity& identity) {
+  MLPO_CHECK(Find(identity.id) == nullptr);
   auto session = std::make_unique<Session>();
+  session->features = identity.features;
+  session->job = &jobs_[{identity.uid, identity.job}];
+  session->job->uid = identity.uid;
+  session->job->name = identity.job;
+  ++session->job->sessions;
+  Keep(identity.id, std::move(session));
+}
+
+void Scheduler::Keep(SessionId id, std::unique_ptr<Session> session) {
   session->id = id;
   session->extents.resize(paths_.size());
   session->pending = std::vector<PendingSet>(paths_.size() + 1);
@@ -75,11 +84,11 @@ void Scheduler::AddSubgroup(SessionId id, SubgroupSpec spec) {
   auto subgroup = std::make_unique<Subgroup>(session, std::move(spec));
   const uint64_t numel = subgroup->spec.numel;
   const uint32_t blocks = BlockCount(numel, options_.block_elements);
-  subgroup->blocks = std::vector<Block>(blocks);
+  subgroup->blocks.resize(blocks);
   uint64_t first = 0;
   for (uint32_t i = 0; i < blocks; ++i) {
     Block& block = subgroup->blocks[i];
-    block.subgroup = subgroup.get();
+    block.owner = subgroup.get();
     block.index = i;
     block.first = first;
     block.count = numel / blocks + (i < numel % blocks);
@@ -96,18 +105,39 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
   if (session == nullptr || session->ending) return;
   session->ending = true;
   ops_ -= session->unanswered;
-  for (std::vector<Block*>& blocks : ahead_blocks_) {
-    std::erase_if(blocks, [&](Block* block) { return block->subgroup->session == session; });
-  }
+  EndUseOfObjects(*session);
   for (auto& [handle, subgroup] : session->subgroups) {
-    for (Block& block : subgroup->blocks) {
-      if (block.pending_hook.is_linked()) RemovePending(block);
-      if (block.state == BlockState::kClean || block.state == BlockState::kDirty) DropBuffer(block);
-    }
+    EndOwner(*subgroup);
     if (!subgroup->queue.empty() && subgroup->queue.front()->begun) --state_ops_;
   }
   MaybeGone(*session);
   Pump();
+}
+
+void Scheduler::EndOwner(BlockOwner& owner) {
+  owner.ending = true;
+  for (std::vector<Block*>& blocks : ahead_blocks_) {
+    std::erase_if(blocks, [&](Block* block) { return block->owner == &owner; });
+  }
+  for (Block& block : owner.blocks) {
+    if (block.pending_hook.is_linked()) RemovePending(block);
+    if (block.state == BlockState::kClean || block.state == BlockState::kDirty) DropBuffer(block);
+  }
+}
+
+void Scheduler::MaybeGone(BlockOwner& owner) {
+  Session& session = *owner.session;
+  if (owner.object() != nullptr && owner.in_flight == 0) {
+    auto& store = static_cast<ObjectStore&>(session);
+    for (Block& block : owner.blocks) ReleaseExtent(block);
+    store.objects.erase(owner.object());
+    if (store.objects.empty()) {  // the job's next object gets a new store
+      store.ending = true;
+      auto job = jobs_.find({store.uid, store.job_name});
+      if (job != jobs_.end() && job->second.store == &store) job->second.store = nullptr;
+    }
+  }
+  MaybeGone(session);
 }
 
 void Scheduler::MaybeGone(Session& session) {

@@ -16,7 +16,8 @@
 //   the pool.
 // - After a step the low-water mark's worth of buffers is freed once and filled ahead; then nothing moves until asked.
 //
-// Operations of one subgroup: GRADs run side by side; everything else waits for them and runs one at a time.
+// Operations of one subgroup: GRADs run side by side; everything else waits for them and runs one at a time. So do the
+// pieces of one version of a named object (object.h).
 //
 // Owner and only user: the data thread.
 #pragma once
@@ -29,8 +30,10 @@
 
 #include "daemon/base/counters.h"
 #include "daemon/scheduler/block.h"
+#include "daemon/scheduler/object.h"
 #include "daemon/scheduler/placement.h"
 #include "daemon/types/request.h"
+#include "daemon/types/session_identity.h"
 #include "daemon/types/snapshot.h"
 #include "daemon/types/transfer.h"
 
@@ -42,16 +45,21 @@ class SchedulerActions {
   virtual ~SchedulerActions() = default;
   // Answered by TransferDone, always.
   virtual void StartTransfer(const Transfer& transfer) = 0;
-  // UPDATE, READ_STATE or WRITE_STATE of op on one block in its buffer; answered by BlockWorkDone.
-  virtual void StartBlockWork(const Op& op, const Block& block) = 0;
+  // UPDATE, READ_STATE, WRITE_STATE, or a piece of FETCH or FLUSH, of op on one block in its buffer; answered by
+  // BlockWorkDone.
+  virtual void StartBlockWork(const Op& op, Block& block) = 0;
   // The chunks of op.stats of a GRAD; answered by StatsDone.
   virtual void StartStats(Op& op) = 0;
   // READ_STATE or WRITE_STATE of step counts: between op's staging area and tensors[first, first + count).
   virtual Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) = 0;
+  // A piece of FETCH or FLUSH of an object that is in memory whole: between op's staging area and `memory`.
+  virtual void CopyPiece(const Op& op, std::vector<std::byte>& memory) = 0;
+  // Makes the files of a job's objects if need be, and room in them for `bytes` in all; answered by RoomMade.
+  virtual void MakeRoom(SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket) = 0;
   // Before the completion of an UPDATE: all parameters are in the slot.
   virtual void PublishEpoch(const Subgroup& subgroup) = 0;
   virtual void Complete(const Completion& completion) = 0;
-  // Nothing of an ended session is in flight any more.
+  // Nothing of an ended session, or of a store that has no objects any more, is in flight.
   virtual void SessionGone(SessionId session) = 0;
 };
 
@@ -64,13 +72,16 @@ class Scheduler {
     uint32_t queue_blocks = 4;
     int64_t no_path_timeout_ns = 0;
     std::vector<PathParameters> paths;
-    std::vector<std::string> path_names;  // for messages
+    std::vector<std::string> path_names;                // for messages
+    uint64_t small_objects_bytes = uint64_t{32} << 20;  // of all objects that are kept in memory beside the pool
   };
+  // Objects of at most this are kept in memory, while small_objects_bytes last: in a block each would take a buffer.
+  static constexpr uint64_t kSmallObjectBytes = 16384;
 
   Scheduler(Options options, SchedulerActions* actions);
   ~Scheduler();
 
-  void AddSession(SessionId session);
+  void AddSession(const SessionIdentity& identity);
   // The session's file on each path; before its first subgroup.
   void SetFiles(SessionId session, std::vector<FileId> files);
   void AddSubgroup(SessionId session, SubgroupSpec spec);
@@ -80,8 +91,11 @@ class Scheduler {
   // A validated request: handles, ranges and hyper-parameters are good. Answered by exactly one Complete.
   void Submit(const Request& request, int64_t now_ns);
   void TransferDone(const TransferResult& result, int64_t now_ns);
-  void BlockWorkDone(SessionId session, SubgroupId subgroup, uint32_t block, int64_t now_ns);
+  void BlockWorkDone(Block& block, int64_t now_ns);
   void StatsDone(Op* op, int64_t now_ns);
+  // `bytes`, ticket: as asked. The store's files, unless it failed.
+  void RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, Failure failure,
+                int64_t now_ns);
   // Time has passed: deadlines, and paths that are tried again. Call at least once a second while !idle().
   void Tick(int64_t now_ns);
 
@@ -126,21 +140,40 @@ class Scheduler {
   };
 
   Session* Find(SessionId session) const;
+  void Keep(SessionId id, std::unique_ptr<Session> session);
   // Operations: scheduler_ops.cc
   void SubmitGrad(Subgroup& subgroup, const Request& request);
   void SubmitDiscard(Session& session, const Request& request);
   void SubmitState(Subgroup& subgroup, const Request& request);
   Failure CheckUpdate(const Subgroup& subgroup, const Request& request) const;
-  void RunQueue(Subgroup& subgroup);
+  Op& Enqueue(BlockOwner& owner, Session& session, const Request& request);
+  void RunQueue(BlockOwner& owner);
   Failure BeginOp(Op& op);
   Failure BeginUpdate(Op& op);
+  void WantRange(Op& op);
   bool Touches(const Op& op, const Block& block, size_t* segment) const;
-  void EndFront(Subgroup& subgroup);
+  void Advance(BlockOwner& owner);
+  std::unique_ptr<Op> TakeFront(BlockOwner& owner);
+  void EndFront(BlockOwner& owner);
   void EndUpdate(Op& op, Completion* completion);
   void EndWrite(Op& op);
   void FailOp(Op& op, Failure failure);
   void BlockDone(Op& op);
   void Answer(const Request& request, Failure failure, uint64_t value = 0, uint32_t flags = 0, uint32_t detail = 0);
+  // Named objects: scheduler_objects.cc
+  void SubmitObject(Session& session, const Request& request);
+  void Open(Session& session, const Request& request);
+  void OpenForWriting(Session& session, const Request& request);
+  Failure CheckPiece(const ObjectHandle& handle, const mlpo_submission& submission) const;
+  Failure BeginObjectOp(Op& op);
+  void EndObjectOp(Op& op);
+  Failure Commit(Object& object);
+  void CloseHandle(Session& session, uint32_t handle);
+  void EndUseOfObjects(Session& session);
+  void DropOps(Object& object, Session& session);
+  ObjectStore& StoreOf(JobObjects& job);
+  Object* FindObject(const Session& session, const std::string& name) const;
+  void MaybeUnused(Object& object);
   // Blocks: scheduler_blocks.cc
   void WantBlock(Op& op, Block& block);
   bool NeedsOldContent(const Block& block) const;
@@ -152,7 +185,14 @@ class Scheduler {
   void DropBuffer(Block& block);
   void ReleaseExtent(Block& block);
   bool TakeBuffer(BufferIndex* buffer);
+  void Hold(Block& block);
+  void LetGo(Block& block);
+  void EndOwner(BlockOwner& owner);
+  void MaybeGone(BlockOwner& owner);
   void MaybeGone(Session& session);
+  static uint64_t ContentBytes(const Block& block);
+  static uint64_t TransferBytes(const Block& block);
+  uint64_t ExtentBytes(const Block& block) const;
   // Movement: scheduler_pump.cc
   void Pump();
   void PumpFlushes();
@@ -164,8 +204,8 @@ class Scheduler {
   void Move(Block& block, Direction direction, Extent extent);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);
-  PathIndex ChooseFlushPath(const Session& session) const;
-  bool HasRoom(const PathState& path) const;
+  PathIndex ChooseFlushPath(const Session& session, uint64_t bytes) const;
+  bool HasRoom(const PathState& path, uint64_t bytes) const;
   bool MayQueue(const PathState& path, Direction direction) const;
   void ReadDone(const InFlight& in_flight, const TransferResult& result);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
@@ -181,7 +221,10 @@ class Scheduler {
   std::vector<double> shares_;
   std::vector<PathState> paths_;
   uint32_t low_water_;
-  std::map<SessionId, std::unique_ptr<Session>> sessions_;
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;       // and stores
+  std::map<std::pair<uint32_t, std::string>, JobObjects> jobs_;  // by uid and name
+  SessionId next_store_ = kStoreBit | 1;
+  uint64_t small_objects_bytes_ = 0;  // in use
   std::map<uint64_t, InFlight> transfers_;
   uint64_t next_transfer_ = 1;
   uint64_t next_sequence_ = 1;
@@ -196,7 +239,7 @@ class Scheduler {
   uint32_t flushing_ = 0;
   uint32_t working_ = 0;    // blocks and GRADs that workers have
   uint64_t ops_ = 0;        // unanswered requests that are kept
-  uint64_t state_ops_ = 0;  // of these, begun and not GRAD
+  uint64_t state_ops_ = 0;  // of these, on subgroups, begun and not GRAD
   uint64_t pending_ = 0;    // blocks that wait for a buffer
   enum class Ahead { kRest, kFlush, kFetch } ahead_ = Ahead::kRest;
   std::vector<std::vector<Block*>> ahead_blocks_;  // per path, last one first to be fetched

@@ -4,6 +4,7 @@
 #include "daemon/base/check.h"
 #include "daemon/scheduler/scheduler.h"
 #include "daemon/scheduler/session.h"
+#include "proto/abi.h"
 
 namespace mlpo {
 
@@ -32,7 +33,7 @@ void Scheduler::WantBlock(Op& op, Block& block) {
 bool Scheduler::NeedsOldContent(const Block& block) const {
   if (block.nonzero == 0) return false;
   const mlpo_submission& submission = block.want->request.submission;
-  if (block.want->kind() != MLPO_OP_WRITE_STATE) return true;
+  if (block.want->kind() != MLPO_OP_WRITE_STATE) return true;  // of FLUSH, too: its pieces follow each other
   const bool whole =
       submission.first <= block.first && block.first + block.count <= submission.first + submission.count;
   const bool moments =
@@ -41,7 +42,7 @@ bool Scheduler::NeedsOldContent(const Block& block) const {
 }
 
 void Scheduler::MakePending(Block& block) {
-  Session& session = *block.subgroup->session;
+  Session& session = *block.owner->session;
   const bool read = NeedsOldContent(block);
   const size_t queue = read ? block.extent.path : paths_.size();
   const bool had_none = std::all_of(session.pending.begin(), session.pending.end(), [](auto& s) { return s.empty(); });
@@ -55,16 +56,16 @@ void Scheduler::MakePending(Block& block) {
   }
   session.pending[queue].insert(block);
   ++pending_;
-  if (read) paths_[queue].pending_bytes += PartBytes(block.count);
+  if (read) paths_[queue].pending_bytes += ContentBytes(block);
 }
 
 void Scheduler::RemovePending(Block& block) {
-  Session& session = *block.subgroup->session;
+  Session& session = *block.owner->session;
   const bool read = NeedsOldContent(block);
   const size_t queue = read ? block.extent.path : paths_.size();
   session.pending[queue].erase(session.pending[queue].iterator_to(block));
   --pending_;
-  if (read) paths_[queue].pending_bytes -= PartBytes(block.count);
+  if (read) paths_[queue].pending_bytes -= ContentBytes(block);
 }
 
 void Scheduler::StartWork(Block& block) {
@@ -73,32 +74,34 @@ void Scheduler::StartWork(Block& block) {
   block.state = BlockState::kWorking;
   block.ahead = false;
   ++working_;
-  ++block.subgroup->session->in_flight;
+  Hold(block);
+  ++block.want->session->in_flight;  // its arena is in use, too
   actions_->StartBlockWork(*block.want, block);
 }
 
-void Scheduler::BlockWorkDone(SessionId id, SubgroupId handle, uint32_t index, int64_t now_ns) {
+void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
   now_ns_ = now_ns;
-  Session* session = Find(id);
-  MLPO_CHECK(session != nullptr);
-  Block& block = session->subgroups.at(handle)->blocks[index];
   Op& op = *block.want;
+  Session& session = *op.session;
   --working_;
-  --session->in_flight;
+  LetGo(block);
+  --session.in_flight;
   block.want = nullptr;
   block.filled = kPartMaster | kPartMoments;
-  if (session->ending) {
+  if (block.owner->ending) {
     DropBuffer(block);
-    MaybeGone(*session);
+    MaybeGone(*block.owner);
     return Pump();
   }
-  if (op.kind() != MLPO_OP_READ_STATE) {
+  if (op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH) {
     block.dirty = true;
     ReleaseExtent(block);
     if (op.kind() == MLPO_OP_UPDATE) {
       block.nonzero = kPartMaster | kPartMoments;
       block.epoch = op.request.submission.epoch;
       op.updated_any = true;
+    } else if (op.kind() == MLPO_OP_FLUSH) {
+      block.nonzero = kPartMaster;
     } else {
       const uint32_t parts = op.request.submission.arg;
       if (parts & MLPO_PART_MASTER) block.nonzero |= kPartMaster;
@@ -107,13 +110,19 @@ void Scheduler::BlockWorkDone(SessionId id, SubgroupId handle, uint32_t index, i
   }
   SettleInMemory(block);
   BlockDone(op);
+  MaybeGone(session);  // an object's work goes on when its session has ended
   Pump();
 }
 
 // Into the list of dirty or clean blocks, where its buffer can be had.
 void Scheduler::SettleInMemory(Block& block) {
   block.state = block.dirty ? BlockState::kDirty : BlockState::kClean;
-  (block.dirty ? dirty_ : block.ahead ? clean_ahead_ : clean_).push_back(block);
+  const Object* object = block.owner->object();
+  if (block.dirty && object != nullptr && object->received < block.first + block.count) {
+    dirty_.push_front(block);  // it will be written on: flushed last
+  } else {
+    (block.dirty ? dirty_ : block.ahead ? clean_ahead_ : clean_).push_back(block);
+  }
 }
 
 void Scheduler::LeaveLists(Block& block) {
@@ -133,9 +142,37 @@ void Scheduler::DropBuffer(Block& block) {
 
 void Scheduler::ReleaseExtent(Block& block) {
   if (block.extent.path == kNone) return;
-  block.subgroup->session->extents[block.extent.path].Give(block.extent.index);
-  paths_[block.extent.path].extent_bytes -= BufferBytes(options_.block_elements);
+  block.owner->session->extents[block.extent.path].Give(block.extent.offset, block.extent.bytes);
+  paths_[block.extent.path].extent_bytes -= block.extent.bytes;
   block.extent = Extent{};
+}
+
+// A transfer of the block, or work on it: its owner stays until it has ended.
+void Scheduler::Hold(Block& block) {
+  ++block.owner->in_flight;
+  ++block.owner->session->in_flight;
+}
+
+void Scheduler::LetGo(Block& block) {
+  --block.owner->in_flight;
+  --block.owner->session->in_flight;
+}
+
+// What a block holds at most.
+uint64_t Scheduler::ContentBytes(const Block& block) {
+  if (block.owner->object() == nullptr) return BufferBytes(block.count);
+  return (block.count + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN;
+}
+
+// Of these, what is not known to be zero.
+uint64_t Scheduler::TransferBytes(const Block& block) {
+  if (block.owner->object() != nullptr) return ContentBytes(block);
+  return PartBytes(block.count) * (block.nonzero & kPartMoments ? 3 : 1);
+}
+
+// Those of subgroups are of one size.
+uint64_t Scheduler::ExtentBytes(const Block& block) const {
+  return block.owner->object() == nullptr ? BufferBytes(options_.block_elements) : ContentBytes(block);
 }
 
 // From the free ones, else from a clean block. What was fetched ahead goes only if no other buffer is coming.

@@ -21,13 +21,11 @@ bool UpdateQueued(const Subgroup& subgroup) {
                      [](const auto& op) { return op->kind() == MLPO_OP_UPDATE; });
 }
 
-std::string Named(const Subgroup& subgroup) { return "subgroup '" + subgroup.spec.key + "'"; }
-
 // What everything that changes a window or uses a gradient is refused with.
 Failure CheckSlot(const Subgroup& subgroup) {
-  if (UpdateQueued(subgroup)) return Fail(MLPO_E_SLOT_BUSY, "an UPDATE of " + Named(subgroup) + " has not ended");
+  if (UpdateQueued(subgroup)) return Fail(MLPO_E_SLOT_BUSY, "an UPDATE of " + subgroup.Name() + " has not ended");
   if (subgroup.torn) {
-    return Fail(MLPO_E_TORN, Named(subgroup) + " is partly at epoch " + std::to_string(subgroup.epoch + 1) +
+    return Fail(MLPO_E_TORN, subgroup.Name() + " is partly at epoch " + std::to_string(subgroup.epoch + 1) +
                                  ": repeat the identical UPDATE, or write all of its state");
   }
   return {};
@@ -35,7 +33,7 @@ Failure CheckSlot(const Subgroup& subgroup) {
 
 Failure CheckEpoch(const Subgroup& subgroup, uint32_t epoch) {
   if (epoch == subgroup.epoch + 1) return {};
-  return Fail(MLPO_E_EPOCH, Named(subgroup) + " is at epoch " + std::to_string(subgroup.epoch) + ", so " +
+  return Fail(MLPO_E_EPOCH, subgroup.Name() + " is at epoch " + std::to_string(subgroup.epoch) + ", so " +
                                 std::to_string(subgroup.epoch + 1) + " is next, not " + std::to_string(epoch));
 }
 
@@ -73,7 +71,11 @@ void Scheduler::Submit(const Request& request, int64_t now_ns) {
   const uint16_t op = request.submission.op;
   if (op == MLPO_OP_NOP) return Answer(request, {});
   if (op == MLPO_OP_DISCARD) return SubmitDiscard(*session, request);
-  if (op > MLPO_OP_STAT || (op >= MLPO_OP_FETCH && op <= MLPO_OP_CANCEL)) {
+  if (op == MLPO_OP_FETCH || op == MLPO_OP_FLUSH || op == MLPO_OP_DELETE) {
+    SubmitObject(*session, request);
+    return Pump();
+  }
+  if (op > MLPO_OP_STAT || (op > MLPO_OP_DELETE && op <= MLPO_OP_CANCEL)) {
     return Answer(request, Fail(-EOPNOTSUPP, "operation " + std::to_string(op) + " is not offered by this daemon"));
   }
   Subgroup& subgroup = *session->subgroups.at(request.submission.subgroup);
@@ -94,7 +96,7 @@ void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   if (failure.status != 0) return Answer(request, std::move(failure));
   op->request = request;
   op->session = subgroup.session;
-  op->subgroup = &subgroup;
+  op->owner = &subgroup;
   op->results = subgroup.window.results();
   ++ops_;
   ++subgroup.session->unanswered;
@@ -110,7 +112,7 @@ void Scheduler::StatsDone(Op* op, int64_t now_ns) {
   now_ns_ = now_ns;
   --working_;
   Session& session = *op->session;
-  Subgroup& subgroup = *op->subgroup;
+  Subgroup& subgroup = *op->subgroup();
   --session.in_flight;
   auto place = std::find_if(subgroup.grads.begin(), subgroup.grads.end(), [&](const auto& g) { return g.get() == op; });
   std::unique_ptr<Op> done = std::move(*place);
@@ -154,7 +156,7 @@ Failure Scheduler::CheckUpdate(const Subgroup& subgroup, const Request& request)
       request.submission.flags == subgroup.torn_flags) {
     return {};
   }
-  return Fail(MLPO_E_TORN, Named(subgroup) +
+  return Fail(MLPO_E_TORN, subgroup.Name() +
                                " is partly updated with other hyper-parameters: repeat the identical "
                                "UPDATE, or write all of its state");
 }
@@ -164,53 +166,64 @@ void Scheduler::SubmitState(Subgroup& subgroup, const Request& request) {
     Failure failure = CheckUpdate(subgroup, request);
     if (failure.status != 0) return Answer(request, std::move(failure));
   }
-  auto op = std::make_unique<Op>();
-  op->request = request;
-  op->session = subgroup.session;
-  op->subgroup = &subgroup;
-  op->sequence = next_sequence_++;
-  ++ops_;
-  ++subgroup.session->unanswered;
-  subgroup.queue.push_back(std::move(op));
+  Enqueue(subgroup, *subgroup.session, request);
   RunQueue(subgroup);
 }
 
+Op& Scheduler::Enqueue(BlockOwner& owner, Session& session, const Request& request) {
+  auto op = std::make_unique<Op>();
+  op->request = request;
+  op->session = &session;
+  op->owner = &owner;
+  op->sequence = next_sequence_++;
+  ++ops_;
+  ++session.unanswered;
+  owner.queue.push_back(std::move(op));
+  return *owner.queue.back();
+}
+
 // Begins what waits at the front, and ends it if there is nothing to wait for.
-void Scheduler::RunQueue(Subgroup& subgroup) {
-  while (!subgroup.queue.empty() && !subgroup.queue.front()->begun) {
-    Op& op = *subgroup.queue.front();
-    if (op.kind() == MLPO_OP_UPDATE && subgroup.grads_running > 0) return;
+void Scheduler::RunQueue(BlockOwner& owner) {
+  while (!owner.queue.empty() && !owner.queue.front()->begun) {
+    Op& op = *owner.queue.front();
+    if (op.kind() == MLPO_OP_UPDATE && op.subgroup()->grads_running > 0) return;
     op.begun = true;
-    ++state_ops_;
-    op.failure = BeginOp(op);
+    op.failure = op.object() != nullptr ? BeginObjectOp(op) : BeginOp(op);
     if (op.failure.status == 0 && op.left > 0) return;
-    EndFront(subgroup);
+    EndFront(owner);
   }
 }
 
 Failure Scheduler::BeginOp(Op& op) {
-  Subgroup& subgroup = *op.subgroup;
+  ++state_ops_;
   ahead_ = Ahead::kRest;
   if (op.kind() == MLPO_OP_UPDATE) return BeginUpdate(op);
   const mlpo_submission& submission = op.request.submission;
   if (submission.arg == MLPO_PART_STEP || submission.count == 0) return {};  // done in EndFront
-  const uint64_t end = submission.first + submission.count;
-  auto behind = [](uint64_t at, const Block& block) { return at < block.first; };
-  auto begin = std::upper_bound(subgroup.blocks.begin(), subgroup.blocks.end(), submission.first, behind);
-  op.first_block = static_cast<uint32_t>(begin - subgroup.blocks.begin()) - 1;
-  op.end_block = op.first_block;
-  while (op.end_block < subgroup.blocks.size() && subgroup.blocks[op.end_block].first < end) ++op.end_block;
-  op.left = op.end_block - op.first_block;
-  for (uint32_t i = op.first_block; i < op.end_block; ++i) WantBlock(op, subgroup.blocks[i]);
+  WantRange(op);
   return {};
 }
 
+// The blocks of [first, first + count), which are there; count > 0.
+void Scheduler::WantRange(Op& op) {
+  const mlpo_submission& submission = op.request.submission;
+  std::deque<Block>& blocks = op.owner->blocks;
+  const uint64_t end = submission.first + submission.count;
+  auto behind = [](uint64_t at, const Block& block) { return at < block.first; };
+  auto begin = std::upper_bound(blocks.begin(), blocks.end(), submission.first, behind);
+  op.first_block = static_cast<uint32_t>(begin - blocks.begin()) - 1;
+  op.end_block = op.first_block;
+  while (op.end_block < blocks.size() && blocks[op.end_block].first < end) ++op.end_block;
+  op.left = op.end_block - op.first_block;
+  for (uint32_t i = op.first_block; i < op.end_block; ++i) WantBlock(op, blocks[i]);
+}
+
 Failure Scheduler::BeginUpdate(Op& op) {
-  Subgroup& subgroup = *op.subgroup;
+  Subgroup& subgroup = *op.subgroup();
   Failure failure = subgroup.window.CheckComplete();
   if (failure.status != 0) return failure;
   if (!(op.request.submission.flags & MLPO_UPDATE_APPLY_NONFINITE) && !subgroup.window.Total().all_finite) {
-    return Fail(MLPO_E_NOT_FINITE, "the gradient of " + Named(subgroup) + " has an infinity or NaN: discard it");
+    return Fail(MLPO_E_NOT_FINITE, "the gradient of " + subgroup.Name() + " has an infinity or NaN: discard it");
   }
   for (const Tensor& tensor : subgroup.spec.tensors) {
     const uint64_t tensor_end = tensor.first + tensor.count;
@@ -251,29 +264,42 @@ void Scheduler::BlockDone(Op& op) {
   --op.left;
   --op.active;
   if (op.left == 0 || (op.failure.status != 0 && op.active == 0)) {
-    Subgroup& subgroup = *op.subgroup;
-    EndFront(subgroup);
-    RunQueue(subgroup);
+    Advance(*op.owner);
   }
+}
+
+// The front has ended: answers it and begins what is behind it. An object may be gone afterwards.
+void Scheduler::Advance(BlockOwner& owner) {
+  EndFront(owner);
+  RunQueue(owner);
+  if (Object* object = owner.object()) MaybeUnused(*object);
 }
 
 // Stops op: blocks that have not begun are not wanted any more; it ends when those in motion have.
 void Scheduler::FailOp(Op& op, Failure failure) {
   if (op.failure.status == 0) op.failure = std::move(failure);
   for (uint32_t i = op.first_block; i < op.end_block; ++i) {
-    Block& block = op.subgroup->blocks[i];
+    Block& block = op.owner->blocks[i];
     if (block.want != &op || block.state == BlockState::kWorking || block.state == BlockState::kFetching) continue;
     if (block.pending_hook.is_linked()) RemovePending(block);
     block.want = nullptr;
   }
 }
 
-void Scheduler::EndFront(Subgroup& subgroup) {
-  std::unique_ptr<Op> op = std::move(subgroup.queue.front());
-  subgroup.queue.pop_front();
-  --state_ops_;
+std::unique_ptr<Op> Scheduler::TakeFront(BlockOwner& owner) {
+  std::unique_ptr<Op> op = std::move(owner.queue.front());
+  owner.queue.pop_front();
+  if (op->session->ending) return op;  // not counted any more
   --ops_;
-  --subgroup.session->unanswered;
+  --op->session->unanswered;
+  return op;
+}
+
+void Scheduler::EndFront(BlockOwner& owner) {
+  const std::unique_ptr<Op> op = TakeFront(owner);
+  if (op->object() != nullptr) return EndObjectOp(*op);
+  Subgroup& subgroup = *op->subgroup();
+  --state_ops_;
   Completion completion;
   completion.session = op->request.session;
   completion.user_data = op->request.submission.user_data;
@@ -291,7 +317,7 @@ void Scheduler::EndFront(Subgroup& subgroup) {
 }
 
 void Scheduler::EndUpdate(Op& op, Completion* completion) {
-  Subgroup& subgroup = *op.subgroup;
+  Subgroup& subgroup = *op.subgroup();
   if (op.failure.status != 0) {
     if (!op.updated_any) return;  // nothing has changed: the window is as it was
     subgroup.torn = true;
@@ -317,7 +343,7 @@ void Scheduler::EndUpdate(Op& op, Completion* completion) {
 
 // A torn subgroup is whole again once all parts of every element have been written.
 void Scheduler::EndWrite(Op& op) {
-  Subgroup& subgroup = *op.subgroup;
+  Subgroup& subgroup = *op.subgroup();
   const mlpo_submission& submission = op.request.submission;
   if (!subgroup.torn || submission.arg != MLPO_PART_STATE) return;
   // Written twice is as good as once: only what is missing is added.

@@ -5,6 +5,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/clock.h"
+#include "daemon/scheduler/object.h"
 #include "daemon/scheduler/scheduler.h"
 #include "daemon/scheduler/session.h"
 #include "proto/abi.h"
@@ -44,10 +45,10 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent) {
   transfer.id = next_transfer_++;
   transfer.direction = direction;
   transfer.path = extent.path;
-  transfer.file = block.subgroup->session->files[extent.path];
+  transfer.file = block.owner->session->files[extent.path];
   transfer.buffer = block.buffer;
-  transfer.offset = options_.extents_offset_bytes + extent.index * BufferBytes(options_.block_elements);
-  transfer.bytes = PartBytes(block.count) * (block.nonzero & kPartMoments ? 3 : 1);
+  transfer.offset = options_.extents_offset_bytes + extent.offset;
+  transfer.bytes = TransferBytes(block);
   transfers_[transfer.id] = in_flight;
   actions_->StartTransfer(transfer);
 }
@@ -67,24 +68,24 @@ void Scheduler::PumpFlushes() {
   if (ahead_ == Ahead::kFlush && pending_ == 0 && flushing_ == 0 && working_ == 0) CollectAhead();
 }
 
-bool Scheduler::HasRoom(const PathState& path) const {
+bool Scheduler::HasRoom(const PathState& path, uint64_t bytes) const {
   if (path.write_error != 0 && (now_ns_ < path.write_again_ns || path.writes > 0)) return false;
   const uint64_t capacity = path.parameters.capacity_bytes;
-  return capacity == 0 || path.extent_bytes + BufferBytes(options_.block_elements) <= capacity;
+  return capacity == 0 || path.extent_bytes + bytes <= capacity;
 }
 
-PathIndex Scheduler::ChooseFlushPath(const Session& session) const {
-  double total = 1;
+PathIndex Scheduler::ChooseFlushPath(const Session& session, uint64_t bytes) const {
+  double total = static_cast<double>(bytes);
   double shares = 0;
   for (size_t i = 0; i < paths_.size(); ++i) {
-    total += static_cast<double>(session.extents[i].in_use());
-    if (HasRoom(paths_[i])) shares += shares_[i];
+    total += static_cast<double>(session.extents[i].bytes_in_use());
+    if (HasRoom(paths_[i], bytes)) shares += shares_[i];
   }
   PathIndex best = kNone;
   double furthest = -std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < paths_.size(); ++i) {
-    if (!HasRoom(paths_[i])) continue;
-    const double below = shares_[i] / shares * total - static_cast<double>(session.extents[i].in_use());
+    if (!HasRoom(paths_[i], bytes)) continue;
+    const double below = shares_[i] / shares * total - static_cast<double>(session.extents[i].bytes_in_use());
     if (below > furthest) {
       furthest = below;
       best = static_cast<PathIndex>(i);
@@ -93,9 +94,9 @@ PathIndex Scheduler::ChooseFlushPath(const Session& session) const {
   if (best == kNone || MayQueue(paths_[best], Direction::kWrite)) return best;
   // Its queue is full. One that has nothing to write may take up to two queues' worth more than its share.
   for (size_t i = 0; i < paths_.size(); ++i) {
-    const double above = static_cast<double>(session.extents[i].in_use()) - shares_[i] / shares * total;
-    if (HasRoom(paths_[i]) && paths_[i].writes == 0 && MayQueue(paths_[i], Direction::kWrite) &&
-        above < 2.0 * options_.queue_blocks) {
+    const double above = static_cast<double>(session.extents[i].bytes_in_use()) - shares_[i] / shares * total;
+    if (HasRoom(paths_[i], bytes) && paths_[i].writes == 0 && MayQueue(paths_[i], Direction::kWrite) &&
+        above < 2.0 * options_.queue_blocks * static_cast<double>(BufferBytes(options_.block_elements))) {
       return static_cast<PathIndex>(i);
     }
   }
@@ -103,29 +104,28 @@ PathIndex Scheduler::ChooseFlushPath(const Session& session) const {
 }
 
 bool Scheduler::StartFlush(Block& block) {
-  Session& session = *block.subgroup->session;
-  const PathIndex target = ChooseFlushPath(session);
+  const uint64_t bytes = ExtentBytes(block);
+  const PathIndex target = ChooseFlushPath(*block.owner->session, bytes);
   if (target == kNone) return false;
   LeaveLists(block);
   block.state = BlockState::kFlushing;
   PathState& path = paths_[target];
   ++path.writes;
-  path.extent_bytes += BufferBytes(options_.block_elements);
+  path.extent_bytes += bytes;
   ++flushing_;
-  ++session.in_flight;
-  Move(block, Direction::kWrite, Extent{target, session.extents[target].Take()});
+  Hold(block);
+  Move(block, Direction::kWrite, Extent{target, block.owner->session->extents[target].Take(bytes), bytes});
   return true;
 }
 
 void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& result) {
   Block& block = *in_flight.block;
-  Session& session = *block.subgroup->session;
   PathState& path = paths_[in_flight.extent.path];
   path.written_bytes += result.bytes;
   path.write_rate.Add(result.bytes, now_ns_);
   --path.writes;
   --flushing_;
-  --session.in_flight;
+  LetGo(block);
   block.extent = in_flight.extent;
   if (result.error != 0) {
     // The block is still in memory; the extent is written in full before it is read again.
@@ -139,9 +139,9 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   }
   block.dirty = result.error != 0;
   block.state = block.dirty ? BlockState::kDirty : BlockState::kClean;
-  if (session.ending) {
+  if (block.owner->ending) {
     DropBuffer(block);
-    return MaybeGone(session);
+    return MaybeGone(*block.owner);
   }
   if (block.want != nullptr) {
     ++block.want->active;
@@ -188,7 +188,7 @@ bool Scheduler::FetchOne() {
   if (!TakeBuffer(&buffer)) return false;
   Block& block = *session->pending[queue].begin();
   RemovePending(block);
-  session->granted_bytes += static_cast<double>(PartBytes(block.count));
+  session->granted_bytes += static_cast<double>(ContentBytes(block));
   ++block.want->active;
   if (queue < paths_.size()) {
     StartRead(block, buffer);
@@ -202,28 +202,26 @@ bool Scheduler::FetchOne() {
 }
 
 void Scheduler::StartRead(Block& block, BufferIndex buffer) {
-  Session& session = *block.subgroup->session;
   block.buffer = buffer;
   block.state = BlockState::kFetching;
   ++paths_[block.extent.path].reads;
-  ++session.in_flight;
+  Hold(block);
   Move(block, Direction::kRead, block.extent);
 }
 
 void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result) {
   Block& block = *in_flight.block;
-  Session& session = *block.subgroup->session;
   PathState& path = paths_[in_flight.extent.path];
   path.read_bytes += result.bytes;
   path.read_rate.Add(result.bytes, now_ns_);
   --path.reads;
-  --session.in_flight;
+  LetGo(block);
   block.state = BlockState::kClean;
   block.dirty = false;
   Op* op = block.want;
-  if (session.ending) {
+  if (block.owner->ending) {
     DropBuffer(block);
-    return MaybeGone(session);
+    return MaybeGone(*block.owner);
   }
   if (result.error != 0) {
     ++path.read_errors;
@@ -237,9 +235,8 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     failure.path = in_flight.extent.path;
     failure.first = block.first;
     failure.count = block.count;
-    failure.text = "reading block " + std::to_string(block.index) + " of subgroup '" + block.subgroup->spec.key +
-                   "' from path '" + options_.path_names[failure.path] +
-                   "': " + std::generic_category().message(result.error);
+    failure.text = "reading block " + std::to_string(block.index) + " of " + block.owner->Name() + " from path '" +
+                   options_.path_names[failure.path] + "': " + std::generic_category().message(result.error);
     FailOp(*op, std::move(failure));
     return BlockDone(*op);
   }
@@ -330,23 +327,27 @@ void Scheduler::FailStuck() {
     reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(paths_[i]);
     if (paths_[i].write_error != 0) reasons += " (" + std::generic_category().message(paths_[i].write_error) + ")";
   }
-  std::vector<Subgroup*> waiting;
+  const bool full = std::all_of(paths_.begin(), paths_.end(), [](const PathState& path) {
+    return path.write_error == ENOSPC || path.write_error == EDQUOT || path.write_error == EFBIG;
+  });
+  std::vector<BlockOwner*> waiting;
+  const auto look = [&](BlockOwner& owner) {
+    if (!owner.queue.empty() && owner.queue.front()->left > 0) waiting.push_back(&owner);
+  };
   for (const auto& [id, session] : sessions_) {
     if (session->ending) continue;
-    for (const auto& [handle, subgroup] : session->subgroups) {
-      if (!subgroup->queue.empty() && subgroup->queue.front()->begun) waiting.push_back(subgroup.get());
-    }
+    for (const auto& [handle, subgroup] : session->subgroups) look(*subgroup);
+    if (!IsStore(id)) continue;
+    for (const auto& [pointer, object] : static_cast<ObjectStore&>(*session).objects) look(*object);
   }
-  for (Subgroup* subgroup : waiting) {
+  for (BlockOwner* owner : waiting) {
     Failure failure;
-    failure.status = MLPO_E_IO;
+    failure.status = full && owner->object() != nullptr ? -ENOSPC : MLPO_E_IO;
     failure.os_errno = paths_.front().write_error;
     failure.text = "no path can take a block, so no buffer becomes free: " + reasons;
-    FailOp(*subgroup->queue.front(), std::move(failure));
-    if (subgroup->queue.front()->active == 0) {
-      EndFront(*subgroup);
-      RunQueue(*subgroup);
-    }
+    Op& op = *owner->queue.front();
+    FailOp(op, std::move(failure));
+    if (op.active == 0) Advance(*owner);
   }
 }
 

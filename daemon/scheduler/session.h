@@ -1,4 +1,4 @@
-// Session: the scheduler's view of one connected rank.
+// Session: the scheduler's view of one connected rank; also of a job's objects (ObjectStore in object.h).
 //
 // Owner: the data thread.
 #pragma once
@@ -6,6 +6,7 @@
 #include <boost/intrusive/set.hpp>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "daemon/scheduler/block.h"
@@ -25,18 +26,39 @@ using PendingSet = boost::intrusive::set<
     Block, boost::intrusive::member_hook<Block, boost::intrusive::set_member_hook<>, &Block::pending_hook>,
     boost::intrusive::compare<PendingOrder>>;
 
+// An object that a session has open.
+struct ObjectHandle {
+  Object* object = nullptr;
+  bool writes = false;
+};
+
+struct JobObjects;
+struct ObjectStore;
+
 struct Session {
+  virtual ~Session() = default;
   SessionId id = 0;
+  JobObjects* job = nullptr;  // nullptr: a store
+  uint64_t features = 0;
   std::vector<FileId> files;  // per path
   std::map<SubgroupId, std::unique_ptr<Subgroup>> subgroups;
-  std::vector<ExtentList> extents;  // per path
+  std::map<uint32_t, ObjectHandle> handles;
+  std::vector<ExtentMap> extents;   // per path
   std::vector<PendingSet> pending;  // per path to read from; the last one: blocks that are not read
   double granted_bytes = 0;         // buffers given so far; the session that has had least is next
   uint64_t parameters = 0;
-  uint64_t in_flight = 0;   // transfers, and work that workers have
+  uint64_t in_flight = 0;   // transfers of its blocks, and work that workers do on them or for it
   uint64_t unanswered = 0;  // requests
   uint64_t skipped_steps = 0;
   bool ending = false;
+};
+
+// What the sessions of one job share.
+struct JobObjects {
+  uint32_t uid = 0;
+  std::string name;
+  uint32_t sessions = 0;
+  ObjectStore* store = nullptr;  // the one in use; nullptr without objects
 };
 
 }  // namespace mlpo

@@ -183,7 +183,8 @@ Status ClientConnection::Welcome() {
   auto welcome = MakeFrame<mlpo_welcome>(MLPO_FRAME_WELCOME, seq_);
   welcome.abi_major = MLPO_ABI_MAJOR;
   welcome.abi_minor = std::min<uint32_t>(hello_.abi_minor, MLPO_ABI_MINOR);
-  welcome.features = hello_.features_offered & MLPO_FEATURES_HERE;
+  identity_.features = hello_.features_offered & MLPO_FEATURES_HERE;
+  welcome.features = identity_.features;
   welcome.session = identity_.id;
   welcome.generation = identity_.generation;
   std::copy(server_->boot_id().begin(), server_->boot_id().end(), welcome.boot_id);

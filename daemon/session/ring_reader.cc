@@ -28,6 +28,13 @@ bool NeedsSubgroup(const mlpo_submission& submission) {
   }
 }
 
+bool IsObjectOp(uint16_t op) { return op == MLPO_OP_FETCH || op == MLPO_OP_FLUSH || op == MLPO_OP_DELETE; }
+
+bool NamesObject(const mlpo_submission& submission) {
+  return submission.op == MLPO_OP_DELETE ||
+         (IsObjectOp(submission.op) && (submission.arg == MLPO_OBJECT_OPEN || submission.arg == MLPO_OBJECT_SIZE));
+}
+
 }  // namespace
 
 RingReader::RingReader(SessionId session, const Areas* areas)
@@ -42,7 +49,12 @@ std::string RingReader::Next(Request* request) {
   request->session = session_;
   const mlpo_hyper* hyper = &areas_->hyper()[ring_.next_place()];
   request->submission = ring_.Pop();
+  request->name.clear();
   std::string wrong = Check(request->submission);
+  if (wrong.empty() && NamesObject(request->submission)) {  // copied once: whatever the client does to it meanwhile
+    const char* name = reinterpret_cast<const char*>(staging_ + request->submission.staging_offset);
+    request->name.assign(name, request->submission.first);
+  }
   if (wrong.empty() && request->submission.op == MLPO_OP_UPDATE) {
     request->hyper = CopyOut<mlpo_hyper>(hyper);
     wrong = CheckHyper(request->hyper);
@@ -55,6 +67,7 @@ std::string RingReader::Check(const mlpo_submission& submission) const {
     return Named(submission) + "a reserved field is not 0";
   const uint16_t known = submission.op == MLPO_OP_UPDATE ? MLPO_UPDATE_APPLY_NONFINITE : 0;
   if (submission.flags & ~known) return Named(submission) + "unknown flag in " + std::to_string(submission.flags);
+  if (IsObjectOp(submission.op)) return CheckObject(submission);
   if (!NeedsSubgroup(submission)) return "";
   auto it = subgroups_.find(submission.subgroup);
   if (it == subgroups_.end())
@@ -94,6 +107,26 @@ std::string RingReader::CheckState(const mlpo_submission& submission, const Limi
     return "READ_STATE or WRITE_STATE: range outside the staging area of " + std::to_string(staging_bytes_) + " bytes";
   }
   if (submission.staging_offset % 8 != 0) return "READ_STATE or WRITE_STATE: staging offset is not a multiple of 8";
+  return "";
+}
+
+std::string RingReader::CheckObject(const mlpo_submission& submission) const {
+  const uint32_t step = submission.arg;
+  const bool known = submission.op == MLPO_OP_DELETE ? step == 0
+                     : submission.op == MLPO_OP_FETCH
+                         ? step >= MLPO_OBJECT_OPEN && step <= MLPO_OBJECT_SIZE && step != MLPO_OBJECT_COMMIT
+                         : step >= MLPO_OBJECT_OPEN && step <= MLPO_OBJECT_CLOSE;
+  if (!known) return "FETCH, FLUSH or DELETE: unknown step " + std::to_string(step);
+  const bool named = NamesObject(submission);
+  if (step != 0 && step != MLPO_OBJECT_SIZE && submission.subgroup == 0) return "FETCH or FLUSH: handle 0";
+  if (named && (submission.first == 0 || submission.first > MLPO_MAX_OBJECT_NAME)) {
+    return "FETCH, FLUSH or DELETE: a name of " + std::to_string(submission.first) + " bytes";
+  }
+  if (!named && step != MLPO_OBJECT_PIECE) return "";
+  if (!Inside(submission.staging_offset, named ? submission.first : submission.count, staging_bytes_)) {
+    return "FETCH, FLUSH or DELETE: range outside the staging area of " + std::to_string(staging_bytes_) + " bytes";
+  }
+  if (submission.staging_offset % 8 != 0) return "FETCH, FLUSH or DELETE: staging offset is not a multiple of 8";
   return "";
 }
 

@@ -5,6 +5,7 @@
 // answer is a completion. Owner and only user: the data thread. Memory of the areas is borrowed.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
@@ -21,7 +22,11 @@ class RingReader {
   RingReader(SessionId session, const Areas* areas);
 
   void AddSubgroup(const SubgroupSpec& spec);
-  void SetStagingBytes(uint64_t bytes) { staging_bytes_ = bytes; }
+  // The session's staging area, mapped as long as the session is.
+  void SetStaging(const std::byte* data, uint64_t bytes) {
+    staging_ = data;
+    staging_bytes_ = bytes;
+  }
 
   // How many submissions wait; -1 if the client's index is impossible.
   int64_t Waiting() const { return ring_.Available(); }
@@ -39,11 +44,13 @@ class RingReader {
   };
   std::string Check(const mlpo_submission& submission) const;
   std::string CheckState(const mlpo_submission& submission, const Limits& limits) const;
+  std::string CheckObject(const mlpo_submission& submission) const;
 
   const SessionId session_;
   const Areas* const areas_;
   SpscConsumer<mlpo_submission> ring_;
   std::unordered_map<SubgroupId, Limits> subgroups_;
+  const std::byte* staging_ = nullptr;
   uint64_t staging_bytes_ = 0;
 };
 

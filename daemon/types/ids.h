@@ -13,4 +13,8 @@ using FileId = uint32_t;  // a session's file on one path, as that path's queue 
 
 inline constexpr uint32_t kNone = 0xffffffffu;
 
+// A job's objects have files and blocks as a session has; their store is named like one, out of numbers of its own.
+inline constexpr SessionId kStoreBit = uint64_t{1} << 63;
+inline constexpr bool IsStore(SessionId id) { return (id & kStoreBit) != 0; }
+
 }  // namespace mlpo

@@ -14,6 +14,7 @@ struct Request {
   SessionId session = 0;
   mlpo_submission submission = {};
   mlpo_hyper hyper = {};  // UPDATE only
+  std::string name;       // of an object, where the submission names one
 };
 
 // Why a request failed; becomes the completion's error record.

@@ -17,6 +17,7 @@ struct SessionIdentity {
   uint32_t uid = 0;
   int32_t pid = 0;  // for display: 0 from another pid namespace
   int32_t numa_node = -1;
+  uint64_t features = 0;  // in force, MLPO_FEATURE_*
 };
 
 }  // namespace mlpo

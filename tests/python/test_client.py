@@ -220,12 +220,12 @@ def test_connecting_fails_with_what_to_do(daemon_of, connect_to, tmp_path, monke
 
 
 def test_what_is_not_offered_is_refused(client: mlpo.Client) -> None:
-    """Objects and checkpoints raise EOPNOTSUPP, as OSError and as NotImplementedError, naming themselves."""
+    """Checkpoints raise EOPNOTSUPP, as OSError and as NotImplementedError, naming themselves."""
     calls = {
-        "flush": lambda: client.flush("x", b""), "fetch": lambda: client.fetch("x", bytearray()),
-        "delete": lambda: client.delete("x"), "checkpoint": lambda: client.checkpoint("dir", tag="t", step=1),
-        "restore": lambda: client.restore("dir"), "checkpoint_requested": lambda: client.checkpoint_requested(),
-    }  # fmt: skip
+        "checkpoint": lambda: client.checkpoint("dir", tag="t", step=1),
+        "restore": lambda: client.restore("dir"),
+        "checkpoint_requested": lambda: client.checkpoint_requested(),
+    }
     for name, call in calls.items():
         for kind in (OSError, NotImplementedError, mlpo.MlpoError):
             with pytest.raises(kind, match=name):

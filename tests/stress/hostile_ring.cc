@@ -37,11 +37,7 @@ mlpo_submission Submission(uint16_t op, uint32_t subgroup = 0) {
 struct Registered {
   explicit Registered(const std::string& socket) : session(socket, SmallArena()) {
     handle = session.Register("k", kNumel).subgroup;
-    mlpo_staging staging = {{MLPO_MAGIC, MLPO_FRAME_STAGING, 0, sizeof staging, 99}, kNumel * 12};
-    session.Send(staging);
-    REQUIRE(session.Receive());
-    REQUIRE(session.type() == MLPO_FRAME_STAGED);
-    staging_bytes = session.As<mlpo_staged>().bytes;
+    staging_bytes = session.Stage(kNumel * 12).bytes;
   }
   mlpo_submission Grad(uint64_t first, uint64_t count, uint32_t epoch = 1) const {
     mlpo_submission submission = Submission(MLPO_OP_GRAD, handle);
@@ -54,6 +50,16 @@ struct Registered {
   mlpo_submission State(uint16_t op, uint64_t first, uint64_t count, uint64_t offset = 0) const {
     mlpo_submission submission = Submission(op, handle);
     submission.arg = MLPO_PART_STATE;
+    submission.first = first;
+    submission.count = count;
+    submission.staging_offset = offset;
+    return submission;
+  }
+  // FETCH, FLUSH or DELETE.
+  mlpo_submission Object(uint16_t op, uint32_t step, uint32_t open, uint64_t first, uint64_t count,
+                         uint64_t offset = 0) const {
+    mlpo_submission submission = Submission(op, open);
+    submission.arg = step;
     submission.first = first;
     submission.count = count;
     submission.staging_offset = offset;
@@ -126,6 +132,22 @@ TEST_CASE("C31_ValuesOutOfRangeEndTheSessionAndAreCounted") {
     submission.arg = 2;
     return submission;
   });
+  const auto object = [&](const char* what, uint16_t op, uint32_t step, uint32_t open, uint64_t first, uint64_t count,
+                          uint64_t offset) {
+    submits(what, [=](Registered& raw) { return raw.Object(op, step, open, first, count, offset); });
+  };
+  object("unknown step of FETCH", MLPO_OP_FETCH, MLPO_OBJECT_COMMIT, 1, 1, 1, 0);
+  object("unknown step of FLUSH", MLPO_OP_FLUSH, MLPO_OBJECT_SIZE, 1, 1, 1, 0);
+  object("step 0", MLPO_OP_FETCH, 0, 1, 1, 1, 0);
+  object("step of DELETE", MLPO_OP_DELETE, 1, 0, 1, 0, 0);
+  object("object's handle 0", MLPO_OP_FLUSH, MLPO_OBJECT_PIECE, 0, 0, 1, 0);
+  object("name of no bytes", MLPO_OP_FETCH, MLPO_OBJECT_OPEN, 1, 0, 0, 0);
+  object("name of 257 bytes", MLPO_OP_DELETE, 0, 0, 257, 0, 0);
+  object("name past the end", MLPO_OP_FLUSH, MLPO_OBJECT_OPEN, 1, 256, 0, kNumel * 12 / 4096 * 4096 + 4096 - 8);
+  object("name at 2^64-8", MLPO_OP_FETCH, MLPO_OBJECT_SIZE, 0, 16, 0, -uint64_t{8});
+  object("unaligned name", MLPO_OP_DELETE, 0, 0, 1, 0, 1);
+  object("piece past the end", MLPO_OP_FETCH, MLPO_OBJECT_PIECE, 1, 0, ~uint64_t{0}, 8);
+  object("unaligned piece", MLPO_OP_FLUSH, MLPO_OBJECT_PIECE, 1, 0, 8, 4);
   const double nan = std::numeric_limits<double>::quiet_NaN();
   for (double mlpo_hyper::*field : {&mlpo_hyper::lr, &mlpo_hyper::beta1, &mlpo_hyper::beta2, &mlpo_hyper::eps,
                                     &mlpo_hyper::weight_decay, &mlpo_hyper::grad_scale}) {
@@ -153,10 +175,21 @@ TEST_CASE("Hostile.WhatIsOnlyWrongIsACompletionAndTheSessionGoesOn") {
     CHECK(completion->user_data == submission.user_data);
     return completion->status;
   };
-  for (const uint16_t op : {6, 7, 8, 9, 10, 11, 13, 500, 65535}) {
+  for (const uint16_t op : {9, 10, 11, 13, 500, 65535}) {
     CAPTURE(op);
     CHECK(status(Submission(op)) == -EOPNOTSUPP);
   }
+  for (const uint16_t op : {MLPO_OP_FETCH, MLPO_OP_FLUSH}) {
+    for (const uint32_t step : {MLPO_OBJECT_PIECE, MLPO_OBJECT_CLOSE}) {
+      CHECK(status(raw.Object(op, step, 77, 0, 1)) == -EBADF);  // nothing is open
+    }
+  }
+  CHECK(status(raw.Object(MLPO_OP_FETCH, MLPO_OBJECT_OPEN, 1, 256, 0)) == -ENOENT);
+  CHECK(status(raw.Object(MLPO_OP_FETCH, MLPO_OBJECT_SIZE, 0, 256, 0)) == -ENOENT);
+  CHECK(status(raw.Object(MLPO_OP_DELETE, 0, 0, 1, 0)) == -ENOENT);
+  CHECK(status(raw.Object(MLPO_OP_FLUSH, MLPO_OBJECT_OPEN, 1, 1, uint64_t{1} << 48)) == -ENOSPC);
+  CHECK(status(raw.Object(MLPO_OP_FLUSH, MLPO_OBJECT_OPEN, 1, 1, ~uint64_t{0})) == -EFBIG);
+  CHECK(status(raw.Object(MLPO_OP_FLUSH, MLPO_OBJECT_COMMIT, 1, 0, 0)) == -EBADF);
   CHECK(status(raw.Grad(0, 10, 7)) == MLPO_E_EPOCH);
   mlpo_submission update = Submission(MLPO_OP_UPDATE, raw.handle);
   update.epoch = 1;
@@ -227,7 +260,8 @@ class Mutator {
   mlpo_submission Next() {
     static constexpr uint16_t kOps[] = {MLPO_OP_NOP,        MLPO_OP_GRAD,        MLPO_OP_GRAD,    MLPO_OP_GRAD,
                                         MLPO_OP_UPDATE,     MLPO_OP_UPDATE,      MLPO_OP_DISCARD, MLPO_OP_STAT,
-                                        MLPO_OP_READ_STATE, MLPO_OP_WRITE_STATE, MLPO_OP_FETCH,   MLPO_OP_CANCEL};
+                                        MLPO_OP_READ_STATE, MLPO_OP_WRITE_STATE, MLPO_OP_CANCEL,  MLPO_OP_FETCH,
+                                        MLPO_OP_FETCH,      MLPO_OP_FLUSH,       MLPO_OP_FLUSH,   MLPO_OP_DELETE};
     mlpo_submission submission = Submission(kOps[Below(std::size(kOps))], raw_.handle);
     submission.user_data = random_();
     submission.epoch = static_cast<uint32_t>(1 + Below(4));
@@ -240,6 +274,9 @@ class Mutator {
     if ((submission.op == MLPO_OP_READ_STATE || submission.op == MLPO_OP_WRITE_STATE) && submission.arg >= 8) {
       submission.first = 0;
       submission.count = Below(2);
+    }
+    if (submission.op == MLPO_OP_FETCH || submission.op == MLPO_OP_FLUSH || submission.op == MLPO_OP_DELETE) {
+      MakeObject(&submission);
     }
     if (Below(40) == 0) Damage(&submission, sizeof submission);
     return submission;
@@ -258,6 +295,26 @@ class Mutator {
   uint64_t Word() { return random_(); }
 
  private:
+  // Few handles, few names (all that lie where the arena was filled), pieces that mostly follow each other.
+  void MakeObject(mlpo_submission* submission) {
+    static constexpr uint32_t kFetch[] = {MLPO_OBJECT_OPEN, MLPO_OBJECT_PIECE, MLPO_OBJECT_CLOSE, MLPO_OBJECT_SIZE};
+    static constexpr uint64_t kBytes[] = {0, 10, 20'000, 200'000, uint64_t{1} << 47};
+    const bool fetch = submission->op == MLPO_OP_FETCH;
+    submission->subgroup = static_cast<uint32_t>(1 + Below(4));
+    submission->arg = submission->op == MLPO_OP_DELETE ? 0
+                      : fetch                          ? kFetch[Below(4)]
+                                                       : static_cast<uint32_t>(1 + Below(4));
+    submission->staging_offset = 8 * Below(4);
+    if (submission->arg == MLPO_OBJECT_PIECE) {
+      submission->first = fetch ? Below(20'000) : next_piece_;
+      submission->count = Below(raw_.staging_bytes - 64);
+      next_piece_ = fetch ? next_piece_ : next_piece_ + submission->count;
+    } else {
+      submission->first = 1 + Below(3);
+      submission->count = kBytes[Below(std::size(kBytes))];
+      if (!fetch) next_piece_ = 0;
+    }
+  }
   // All of it random, or one word.
   void Damage(void* bytes, size_t count) {
     auto* words = static_cast<std::byte*>(bytes);
@@ -272,6 +329,7 @@ class Mutator {
 
   std::mt19937_64 random_;
   const Registered& raw_;
+  uint64_t next_piece_ = 0;
 };
 
 // Submits until the session ends or `budget` is used up; `flip`: a second thread changes what was published.

@@ -1,10 +1,14 @@
 // Random operations on several subgroups at once, against a model in memory: gradients in pieces of all kinds,
 // discards, state read and written in ranges, updates that overlap, and what must be refused. Every bit is compared.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <random>
+#include <thread>
 
 #include "daemon/adam/kernel.h"
 #include "daemon/adam/reference.h"
@@ -245,6 +249,48 @@ class Model {
   std::unique_ptr<mlpo::Request> running_;
 };
 
+// Named objects of one rank, and what each must hold.
+class ObjectsModel {
+ public:
+  ObjectsModel(Client& client, std::mt19937_64& random) : client_(client), random_(random) {}
+
+  void Operate() {
+    const std::string name = "object " + std::to_string(random_() % 6);
+    auto known = objects_.find(name);
+    const uint64_t dice = random_() % 10;
+    if (dice < 4) {
+      std::string content(random_() % 3 ? random_() % 2000 : random_() % 300'000, '\0');
+      for (char& c : content) c = static_cast<char>(random_());
+      client_.FlushObject(name, content.data(), content.size());
+      objects_[name] = std::move(content);
+    } else if (known == objects_.end()) {
+      CHECK_FALSE(client_.ObjectSize(name));
+    } else if (dice == 4) {
+      client_.DeleteObject(name);
+      objects_.erase(known);
+    } else {
+      Compare(*known, dice < 6);
+    }
+  }
+  void CheckAll() {
+    for (const auto& object : objects_) Compare(object, true);
+  }
+
+ private:
+  void Compare(const std::pair<const std::string, std::string>& object, bool whole) {
+    const std::string& content = object.second;
+    const uint64_t first = whole ? 0 : random_() % (content.size() + 1);
+    std::string out(whole ? content.size() : random_() % (content.size() - first + 1), '\0');
+    REQUIRE(client_.FetchObject(object.first, first, out.size(), out.data()) == content.size());
+    CAPTURE(object.first, first, out.size());
+    REQUIRE(content.compare(first, out.size(), out) == 0);
+  }
+
+  Client& client_;
+  std::mt19937_64& random_;
+  std::map<std::string, std::string> objects_;
+};
+
 void RunMix(const DaemonProcess::Options& options, uint64_t seed) {
   CAPTURE(seed);
   DaemonProcess daemon(options);
@@ -257,8 +303,13 @@ void RunMix(const DaemonProcess::Options& options, uint64_t seed) {
   models.push_back(std::make_unique<Model>(client, "fp16", MLPO_FLOAT16, std::vector<uint64_t>{4096}, random));
   models.push_back(std::make_unique<Model>(client, "tiny", MLPO_BFLOAT16, std::vector<uint64_t>{1, 1, 3}, random));
   const int operations = LongForm() ? 20'000 : 1'000;
-  for (int i = 0; i < operations; ++i) models[random() % models.size()]->Operate();
+  ObjectsModel objects(client, random);
+  for (int i = 0; i < operations; ++i) {
+    const size_t which = random() % (models.size() + 1);
+    which < models.size() ? models[which]->Operate() : objects.Operate();
+  }
   for (auto& model : models) model->CheckAll();
+  objects.CheckAll();
   const nlohmann::json status = DaemonStatus(daemon.socket());
   CHECK(status.at("lost_wakeups") == 0);
   CHECK(status.at("protocol_errors") == 0);
@@ -270,3 +321,141 @@ TEST_CASE("C12_RandomOperationsPoolOfThreeBuffersTwoPaths") { RunMix({.paths = 2
 TEST_CASE("C12_RandomOperationsThreadEngine") { RunMix({.paths = 2, .memory = "147456", .engine = "threads"}, 2); }
 TEST_CASE("C12_RandomOperationsThreePaths") { RunMix({.paths = 3, .memory = "256KiB"}, 3); }
 TEST_CASE("C12_RandomOperationsAllCached") { RunMix({.paths = 1, .memory = "16MiB"}, 4); }
+
+namespace {
+
+// What ranks did to one name, as intervals of a common clock: from before the call to after it.
+class History {
+ public:
+  // A version of all that is there has one length, so that a fetch need not know which one it will get.
+  static constexpr size_t kBytes = 150'001;
+  static constexpr uint64_t kNothing = 0;  // deleted, or never there
+
+  uint64_t Now() { return ++clock_; }
+  void Add(uint64_t version, uint64_t start, uint64_t end) {
+    std::lock_guard lock(mutex_);
+    changes_[version] = {false, start, end};
+  }
+  void AddDelete(uint64_t start, uint64_t end) {
+    std::lock_guard lock(mutex_);
+    changes_[kDeletes + changes_.size()] = {true, start, end};
+  }
+  // Whether a read in [start, end] may have found the version: it did not begin later, and no change that began after
+  // it had ended before the read began. Once all have ended.
+  bool Allows(uint64_t version, uint64_t start, uint64_t end) const {
+    const auto replaced = [&](const Change& made) {
+      return std::any_of(changes_.begin(), changes_.end(),
+                         [&](const auto& other) { return other.second.start > made.end && other.second.end < start; });
+    };
+    if (version != kNothing) {
+      const auto made = changes_.find(version);
+      return made != changes_.end() && made->second.start < end && !replaced(made->second);
+    }
+    if (!replaced({true, 0, 0})) return true;  // it was never there
+    return std::any_of(changes_.begin(), changes_.end(), [&](const auto& change) {
+      return change.second.deletes && change.second.start < end && !replaced(change.second);
+    });
+  }
+
+ private:
+  struct Change {
+    bool deletes;
+    uint64_t start, end;
+  };
+  static constexpr uint64_t kDeletes = uint64_t{1} << 62;
+  std::atomic<uint64_t> clock_{0};
+  std::mutex mutex_;
+  std::map<uint64_t, Change> changes_;
+};
+
+std::string VersionContent(uint64_t version) {
+  std::string content(History::kBytes, '\0');
+  std::mt19937_64 random(version);
+  for (size_t at = 8; at < content.size(); ++at) content[at] = static_cast<char>(random());
+  std::memcpy(content.data(), &version, 8);
+  return content;
+}
+
+// Ranks that flush, fetch and delete few names at once. Each fetch has one whole version, and one that it may have.
+void RunRanks(const DaemonProcess::Options& options, uint64_t seed) {
+  constexpr int kRanks = 4;
+  constexpr int kNames = 2;
+  struct Read {
+    uint64_t version, start, end;
+    int name;
+  };
+  DaemonProcess daemon(options);
+  const std::string socket = daemon.socket();
+  const auto join = [&](int rank) {
+    mlpo_connect_options connect = MLPO_CONNECT_OPTIONS_INIT;
+    connect.socket = socket.c_str();
+    connect.job = "ranks";
+    connect.rank = rank;
+    connect.world_size = kRanks + 1;
+    return Client::Connect(connect);
+  };
+  auto keeper = std::make_unique<Client>(join(kRanks));  // the job lives from the first operation to the last
+  History histories[kNames];
+  std::vector<Read> reads[kRanks];
+  std::atomic<uint64_t> next_version{1};
+  std::atomic<int> torn{0}, unexpected{0};
+  const int operations = LongForm() ? 5'000 : 100;
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      std::mt19937_64 random(seed * 100 + static_cast<uint64_t>(rank));
+      Client client = join(rank);
+      std::string out(History::kBytes, '\0');
+      for (int i = 0; i < operations; ++i) {
+        const int name = static_cast<int>(random() % kNames);
+        const std::string text = "name" + std::to_string(name);
+        History& history = histories[name];
+        const uint64_t dice = random() % 10;
+        const uint64_t version = dice < 4 ? next_version++ : 0;
+        const std::string content = dice < 4 ? VersionContent(version) : "";
+        const uint64_t start = history.Now();
+        try {
+          if (dice < 4) {
+            client.FlushObject(text, content.data(), content.size());
+            history.Add(version, start, history.Now());
+          } else if (dice == 4) {
+            client.DeleteObject(text);
+            history.AddDelete(start, history.Now());
+          } else {
+            client.FetchObject(text, 0, out.size(), out.data());
+            const uint64_t end = history.Now();
+            uint64_t found;
+            std::memcpy(&found, out.data(), 8);
+            if (out != VersionContent(found)) ++torn;
+            reads[rank].push_back({found, start, end, name});
+          }
+        } catch (const mlpo::Error& error) {
+          if (error.code() != -ENOENT) ++unexpected;
+          reads[rank].push_back({History::kNothing, start, history.Now(), name});
+        }
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  keeper.reset();
+  CHECK(torn == 0);
+  CHECK(unexpected == 0);
+  int impossible = 0, found = 0;
+  for (const auto& of_rank : reads) {
+    for (const Read& read : of_rank) {
+      found += read.version != History::kNothing;
+      impossible += !histories[read.name].Allows(read.version, read.start, read.end);
+    }
+  }
+  CHECK(impossible == 0);
+  CHECK(found > operations / 2);
+  const nlohmann::json status = DaemonStatus(daemon.socket());
+  CHECK(status.at("lost_wakeups") == 0);
+  CHECK(status.at("protocol_errors") == 0);
+  CHECK(daemon.ScratchGone());
+}
+
+}  // namespace
+
+TEST_CASE("Objects.RanksPoolOfThreeBuffers") { RunRanks({.paths = 2, .memory = "147456"}, 1); }
+TEST_CASE("Objects.RanksAllCachedThreadEngine") { RunRanks({.paths = 1, .memory = "16MiB", .engine = "threads"}, 2); }

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "daemon/scheduler/scheduler.h"
+#include "proto/abi.h"
 
 namespace mlpo::test {
 
@@ -38,11 +39,19 @@ class FakeTier : public SchedulerActions {
   Scheduler& scheduler() { return *scheduler_; }
   int64_t now_ns() const { return now_ns_; }
 
+  // All are of one job.
+  void AddSession(SessionId session) {
+    SessionIdentity identity;
+    identity.id = session;
+    identity.job = "job";
+    identity.features = MLPO_FEATURES_HERE;
+    scheduler_->AddSession(identity);
+    known_.insert({session, true});
+  }
   void AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts) {
     if (!known_.contains(session)) {
-      scheduler_->AddSession(session);
+      AddSession(session);
       scheduler_->SetFiles(session, std::vector<FileId>(speeds_.size(), static_cast<FileId>(session)));
-      known_.insert({session, true});
     }
     SubgroupSpec spec;
     spec.id = id;
@@ -56,8 +65,9 @@ class FakeTier : public SchedulerActions {
 
   // Submits and returns the request's number; its completion will be in completions().
   uint64_t Submit(SessionId session, uint16_t op, SubgroupId subgroup, uint32_t epoch, uint32_t arg, uint64_t first,
-                  uint64_t count) {
+                  uint64_t count, const std::string& name = "") {
     Request request;
+    request.name = name;
     request.session = session;
     request.submission.op = op;
     request.submission.subgroup = subgroup;
@@ -77,6 +87,42 @@ class FakeTier : public SchedulerActions {
   }
   uint64_t WriteState(SessionId session, SubgroupId id, uint32_t parts = MLPO_PART_MASTER) {
     return Submit(session, MLPO_OP_WRITE_STATE, id, 0, parts, 0, Numel(session, id));
+  }
+  // Steps of FETCH and FLUSH.
+  uint64_t Open(SessionId session, uint16_t op, uint32_t handle, const std::string& name, uint64_t bytes = 0) {
+    return Submit(session, op, handle, 0, MLPO_OBJECT_OPEN, name.size(), bytes, name);
+  }
+  uint64_t Piece(SessionId session, uint16_t op, uint32_t handle, uint64_t first, uint64_t count) {
+    return Submit(session, op, handle, 0, MLPO_OBJECT_PIECE, first, count);
+  }
+  uint64_t Commit(SessionId session, uint32_t handle) {
+    return Submit(session, MLPO_OP_FLUSH, handle, 0, MLPO_OBJECT_COMMIT, 0, 0);
+  }
+  uint64_t Close(SessionId session, uint16_t op, uint32_t handle) {
+    return Submit(session, op, handle, 0, MLPO_OBJECT_CLOSE, 0, 0);
+  }
+  uint64_t Size(SessionId session, const std::string& name) {
+    return Submit(session, MLPO_OP_FETCH, 0, 0, MLPO_OBJECT_SIZE, name.size(), 0, name);
+  }
+  uint64_t Delete(SessionId session, const std::string& name) {
+    return Submit(session, MLPO_OP_DELETE, 0, 0, 0, name.size(), 0, name);
+  }
+  // A whole version in pieces of `piece` bytes, committed; returns the COMMIT's number.
+  uint64_t Flush(SessionId session, uint32_t handle, const std::string& name, uint64_t bytes, uint64_t piece) {
+    Open(session, MLPO_OP_FLUSH, handle, name, bytes);
+    for (uint64_t at = 0; at < bytes; at += piece) {
+      Piece(session, MLPO_OP_FLUSH, handle, at, std::min(piece, bytes - at));
+    }
+    return Commit(session, handle);
+  }
+  uint64_t scratch_bytes() {
+    uint64_t bytes = 0;
+    for (PathIndex i = 0; i < speeds_.size(); ++i) {
+      PathSnapshot path;
+      scheduler_->Fill(i, &path, now_ns_);
+      bytes += path.scratch_bytes;
+    }
+    return bytes;
   }
   uint64_t Numel(SessionId session, SubgroupId id) { return scheduler_->FindSubgroup(session, id)->spec.numel; }
 
@@ -116,6 +162,7 @@ class FakeTier : public SchedulerActions {
   bool answered(uint64_t request) const { return completions_.contains(request); }
   int status(uint64_t request) const { return answered(request) ? completion(request).failure.status : 1; }
   bool gone(SessionId session) const { return gone_.contains(session); }
+  size_t gone_count() const { return gone_.size(); }
   // What rules were broken; empty if none.
   const std::string& violation() const { return violation_; }
 
@@ -145,7 +192,7 @@ class FakeTier : public SchedulerActions {
     Use use = Use::kIdle;
     uint64_t token = 0;
   };
-  using BlockName = std::tuple<SessionId, SubgroupId, uint32_t>;
+  using BlockName = std::pair<const BlockOwner*, uint32_t>;
 
   void At(int64_t at_ns, std::function<void()> happen) { events_.push({at_ns, ++order_, std::move(happen)}); }
   void Violate(const std::string& what) {
@@ -190,30 +237,27 @@ class FakeTier : public SchedulerActions {
     scheduler_->TransferDone(result, now_ns_);
   }
 
-  void StartBlockWork(const Op& op, const Block& block) override {
+  void StartBlockWork(const Op& op, Block& block) override {
     Use(block.buffer, Use::kWork);
-    const BlockName name{op.request.session, op.subgroup->spec.id, block.index};
     Buffer& buffer = buffers_[block.buffer];
-    uint64_t& version = versions_[name];
+    uint64_t& version = versions_[BlockName{block.owner, block.index}];
+    if (op.object() != nullptr && block.nonzero == 0) version = 0;  // a new one, maybe where another has been
     // What must be read has been read; what is all zero need not.
     const bool whole_write = op.kind() == MLPO_OP_WRITE_STATE && block.filled == 0;
     if (version != 0 && !whole_write && buffer.token != version) {
-      Violate("subgroup " + std::to_string(op.subgroup->spec.id) + " block " + std::to_string(block.index) +
+      Violate(block.owner->Name() + " block " + std::to_string(block.index) +
               ": the buffer does not hold its newest state");
     }
     if (op.kind() == MLPO_OP_UPDATE) ++updates_;
-    if (op.kind() != MLPO_OP_READ_STATE) version = ++next_version_;
+    if (op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH) version = ++next_version_;
     const uint64_t token = version;
-    worked_.push_back({op.subgroup->spec.id, block.index});
+    if (const Subgroup* subgroup = op.subgroup()) worked_.push_back({subgroup->spec.id, block.index});
     const BufferIndex index = block.buffer;
-    const SessionId session = op.request.session;
-    const SubgroupId subgroup = op.subgroup->spec.id;
-    const uint32_t place = block.index;
     worker_busy_ns_ = std::max(worker_busy_ns_, now_ns_) + work_ns_;
-    At(worker_busy_ns_, [this, index, token, session, subgroup, place] {
+    At(worker_busy_ns_, [this, index, token, &block] {
       buffers_[index].use = Use::kIdle;
       buffers_[index].token = token;
-      scheduler_->BlockWorkDone(session, subgroup, place, now_ns_);
+      scheduler_->BlockWorkDone(block, now_ns_);
     });
   }
   void StartStats(Op& op) override {
@@ -221,6 +265,14 @@ class FakeTier : public SchedulerActions {
     At(now_ns_ + 1, [this, &op] { scheduler_->StatsDone(&op, now_ns_); });
   }
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }
+  void CopyPiece(const Op&, std::vector<std::byte>&) override { ++small_pieces; }
+  void MakeRoom(SessionId store, const JobObjects&, uint64_t bytes, uint64_t ticket) override {
+    rooms.push_back(bytes);
+    At(now_ns_ + 1000, [this, store, bytes, ticket] {
+      const auto file = static_cast<FileId>(1'000'000 + (store & ~kStoreBit));
+      scheduler_->RoomMade(store, bytes, ticket, std::vector<FileId>(speeds_.size(), file), room_failure, now_ns_);
+    });
+  }
   void PublishEpoch(const Subgroup& subgroup) override { epochs_[subgroup.spec.id] = subgroup.epoch; }
   void Complete(const Completion& completion) override {
     if (!completions_.insert({completion.user_data, completion}).second) Violate("a request was answered twice");
@@ -230,6 +282,9 @@ class FakeTier : public SchedulerActions {
  public:
   double chunk_sum = 1;  // what statistics say of a chunk
   bool chunk_finite = true;
+  Failure room_failure;         // of every MakeRoom
+  std::vector<uint64_t> rooms;  // bytes that were asked for
+  int small_pieces = 0;
 
  private:
   static constexpr uint64_t kGarbage = ~uint64_t{0};

@@ -188,12 +188,25 @@ void RawSession::SendRegistration(const std::string& key, uint64_t numel, uint32
 
 mlpo_registered RawSession::Register(const std::string& key, uint64_t numel, uint32_t dtype) {
   SendRegistration(key, numel, dtype, ++seq_);
+  AwaitAnswer(MLPO_FRAME_REGISTERED);
+  return As<mlpo_registered>();
+}
+
+mlpo_staged RawSession::Stage(uint64_t bytes) {
+  auto staging = MakeFrame<mlpo_staging>(MLPO_FRAME_STAGING, ++seq_);
+  staging.bytes = bytes;
+  Send(staging);
+  AwaitAnswer(MLPO_FRAME_STAGED);
+  return As<mlpo_staged>();
+}
+
+void RawSession::AwaitAnswer(uint16_t answer) {
   while (Receive()) {
-    if (type() == MLPO_FRAME_REGISTERED) return As<mlpo_registered>();
+    if (type() == answer) return;
     if (type() == MLPO_FRAME_ERROR) throw std::runtime_error(As<mlpo_error>().text);
     if (type() == MLPO_FRAME_ARENA) TakeArena();
   }
-  throw std::runtime_error("the daemon closed the socket during a registration");
+  throw std::runtime_error("the daemon closed the socket before it answered a request");
 }
 
 void RawSession::TakeArena() {

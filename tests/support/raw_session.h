@@ -63,6 +63,8 @@ class RawSession {
   void SendRegistration(const std::string& key, uint64_t numel, uint32_t dtype, uint32_t seq);
   // Until REGISTERED, with whatever ARENA comes before it.
   mlpo_registered Register(const std::string& key, uint64_t numel, uint32_t dtype = MLPO_FLOAT32);
+  // Asks for the staging area, with whatever ARENA comes before it.
+  mlpo_staged Stage(uint64_t bytes);
   std::byte* arena(uint32_t index) const { return arenas_.at(index).data; }
   uint64_t arena_bytes(uint32_t index) const { return arenas_.at(index).bytes; }
 
@@ -89,6 +91,7 @@ class RawSession {
     std::byte* data = nullptr;
     uint64_t bytes = 0;
   };
+  void AwaitAnswer(uint16_t answer);
   static Mapping Map(int fd, uint64_t bytes, bool writable);
   void CloseFds();
   void TakeArena();

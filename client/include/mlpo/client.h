@@ -271,6 +271,22 @@ MLPO_API int mlpo_read_steps(mlpo_subgroup* subgroup, uint32_t first, uint32_t c
 MLPO_API int mlpo_write_steps(mlpo_subgroup* subgroup, uint32_t first, uint32_t count, const int64_t* steps,
                               int64_t timeout_ns);
 
+/* ---- Named objects ----
+ * Bytes that all ranks of the job share by a name (1 to 256 bytes, any but 0), kept by the daemon in its pool and on
+ * its paths until the job's last session ends. A flush makes a new version: readers see the one before or all of the
+ * new one, never a mix, and of flushes that run at once the last to end wins. A fetch reads one version to its end,
+ * whatever is flushed or deleted meanwhile. The calls stream through the staging area, one at a time a client, and
+ * block until done; after a passed deadline a flush may still have happened, whole or not at all. Errors: -ENOENT no
+ * such name, -ENOSPC the paths have no room (the text names them; a version that is there stays), -EINVAL,
+ * MLPO_ERR_QUOTA too many objects, MLPO_ERR_IO, -ETIMEDOUT, -EOPNOTSUPP with a daemon that has none. */
+MLPO_API int mlpo_object_flush(mlpo_client* client, const char* name, const void* data, uint64_t bytes,
+                               int64_t timeout_ns);
+/* Bytes [first, first + count) of the object, which it must have, into `out`; its size in *bytes (may be NULL). */
+MLPO_API int mlpo_object_fetch(mlpo_client* client, const char* name, uint64_t first, uint64_t count, void* out,
+                               uint64_t* bytes, int64_t timeout_ns);
+MLPO_API int mlpo_object_size(mlpo_client* client, const char* name, uint64_t* bytes, int64_t timeout_ns);
+MLPO_API int mlpo_object_delete(mlpo_client* client, const char* name, int64_t timeout_ns);
+
 /* ---- Control socket ----
  * Sends one JSON-RPC 2.0 request (`method`, `params`: JSON text or NULL) to the daemon's control socket
  * ("<socket>.ctl"; socket as in mlpo_connect_options) and returns the result as JSON text, to be freed with mlpo_free.

@@ -162,6 +162,27 @@ class Client {
   void Discard(bool overflow = false, Timeout timeout = kForever) {
     Check(mlpo_client_discard(client_.get(), overflow ? 1 : 0, timeout.count()));
   }
+  // Named objects of the job.
+  void FlushObject(const std::string& name, const void* data, uint64_t bytes, Timeout timeout = kForever) {
+    Check(mlpo_object_flush(client_.get(), name.c_str(), data, bytes, timeout.count()));
+  }
+  // Returns the object's size.
+  uint64_t FetchObject(const std::string& name, uint64_t first, uint64_t count, void* out, Timeout timeout = kForever) {
+    uint64_t bytes = 0;
+    Check(mlpo_object_fetch(client_.get(), name.c_str(), first, count, out, &bytes, timeout.count()));
+    return bytes;
+  }
+  // nullopt if there is no such object.
+  std::optional<uint64_t> ObjectSize(const std::string& name, Timeout timeout = kForever) const {
+    uint64_t bytes = 0;
+    const int code = mlpo_object_size(client_.get(), name.c_str(), &bytes, timeout.count());
+    if (code == -ENOENT) return std::nullopt;
+    Check(code);
+    return bytes;
+  }
+  void DeleteObject(const std::string& name, Timeout timeout = kForever) {
+    Check(mlpo_object_delete(client_.get(), name.c_str(), timeout.count()));
+  }
   struct mlpo_client_info info() const {
     struct mlpo_client_info info = {};
     info.struct_size = sizeof info;

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import weakref
 from types import TracebackType
-from typing import Any, NoReturn, Optional, Sequence
+from typing import Any, Callable, NoReturn, Optional, Sequence, Union
 
 from ._blocking import interruptible, nanoseconds
 from ._errors import check, not_offered
 from ._native import ffi, lib
-from ._request import Waiter
+from ._objects import ObjectRequest, Worker, memory_of, name_of
+from ._request import Request, Waiter
 from ._session import Session
 from ._subgroup import Subgroup, TensorSpec, float_array, is_overflow
 from ._views import DTYPES, dtype_of
@@ -61,6 +63,7 @@ class Client:
     def __init__(self, session: Session, _kept: Sequence[Any] = ()) -> None:
         self._session = session
         self._waiter = Waiter()
+        self._objects = Worker()
         session.adopt(self)
         info = self._info()
         self.rank = int(info.rank)
@@ -179,17 +182,73 @@ class Client:
 
         return interruptible(call)
 
-    def flush(self, name: str, buffer: Any) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered(f"flush({name!r}): storing named objects", "keep such data in files of your own")
+    def flush(self, name: Union[str, bytes], buffer: Any) -> Request[int]:
+        """Stores the bytes of `buffer` as the job's object `name`: all of them, or the object stays as it was.
 
-    def fetch(self, name: str, out: Any) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered(f"fetch({name!r}): reading named objects", "keep such data in files of your own")
+        buffer: anything contiguous with the buffer protocol, or a CPU tensor; it must stay as it is until the request
+        has ended. Every rank of the job sees the object, until it is deleted or the job's last session ends. Requests
+        of one client are carried out in their order. result() is the size in bytes.
 
-    def delete(self, name: str) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered(f"delete({name!r}): named objects", "keep such data in files of your own")
+        Raises MlpoError: ENOSPC where the paths have no room, EDQUOT for too many objects.
+        """
+        self._session.check_not_forked()
+        key = name_of(name)
+        memory, size = memory_of(buffer, writable=False)
+
+        def call() -> int:
+            check(lib.mlpo_object_flush(self._session.pointer, key, memory, size, lib.MLPO_FOREVER))
+            return size
+
+        return self._on_object(call)
+
+    def fetch(self, name: Union[str, bytes], out: Any, offset: int = 0) -> Request[int]:
+        """Fills `out` with the object's bytes from `offset` on; the object must have as many.
+
+        out: as for flush(), and writable; its content is undefined until the request has ended. result() is the
+        object's size in bytes.
+
+        Raises MlpoError: ENOENT if there is no such object, EINVAL if it is shorter.
+        """
+        self._session.check_not_forked()
+        if offset < 0:
+            raise ValueError(f"offset is {offset}")
+        key = name_of(name)
+        memory, size = memory_of(out, writable=True)
+
+        def call() -> int:
+            total = ffi.new("uint64_t *")
+            check(
+                lib.mlpo_object_fetch(self._session.pointer, key, offset, size, memory, total, lib.MLPO_FOREVER)
+            )
+            return int(total[0])
+
+        return self._on_object(call)
+
+    def stat(self, name: Union[str, bytes], *, timeout: Optional[float] = None) -> Optional[int]:
+        """The object's size in bytes; None if there is no such object."""
+        self._session.check_not_forked()
+        key, limit = name_of(name), nanoseconds(timeout)
+
+        def call() -> Optional[int]:
+            total = ffi.new("uint64_t *")
+            code = lib.mlpo_object_size(self._session.pointer, key, total, limit)
+            if code == -errno.ENOENT:
+                return None
+            check(code)
+            return int(total[0])
+
+        return interruptible(call)
+
+    def delete(self, name: Union[str, bytes], *, timeout: Optional[float] = None) -> None:
+        """Deletes the object. Fetches that have begun have it to its end. Raises MlpoError: ENOENT if there is none."""
+        self._session.check_not_forked()
+        key, limit = name_of(name), nanoseconds(timeout)
+        interruptible(lambda: check(lib.mlpo_object_delete(self._session.pointer, key, limit)))
+
+    def _on_object(self, call: Callable[[], int]) -> Request[int]:
+        request = ObjectRequest(self._session, self._waiter, call)
+        self._objects.submit(request)
+        return request
 
     def checkpoint(self, directory: str, tag: str = "", step: int = 0, **_: Any) -> NoReturn:
         """Not offered by this version."""

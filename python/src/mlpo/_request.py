@@ -45,9 +45,7 @@ class Request(Generic[T]):
     def done(self) -> bool:
         """Whether it has ended. Never blocks."""
         self._session.check_not_forked()
-        if self._outcome is not None:
-            return True
-        return int(lib.mlpo_request_done(self._pointer)) != 0  # misuse counts: result() raises it
+        return self._outcome is not None or self._is_done()
 
     def result(self, timeout: Optional[float] = None) -> T:
         """Waits and returns the result or raises the request's error.
@@ -100,6 +98,9 @@ class Request(Generic[T]):
         self.add_done_callback(wake)
         yield from future.__await__()
         return self.result(0)
+
+    def _is_done(self) -> bool:
+        return int(lib.mlpo_request_done(self._pointer)) != 0  # misuse counts: result() raises it
 
     def _wait(self, timeout_ns: int) -> bool:
         """Waits in C; True once the outcome is known."""
