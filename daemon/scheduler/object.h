@@ -33,6 +33,7 @@ struct Object : BlockOwner {
   const std::string name;
   const uint64_t bytes;
   uint64_t received = 0;          // bytes that FLUSH's pieces have named so far
+  uint64_t read_until = 0;        // where FETCH's last piece ended
   std::vector<std::byte> memory;  // all of it, if `small`
   bool small = false;
   bool named = false;  // it is what the name stands for

@@ -14,6 +14,8 @@
 // - A free buffer goes to the path whose remaining reads take longest; in it, to the session that has had least.
 // - In flight per path at most queue_blocks a direction and max(1, buffers/(paths+1)) together: a slow path cannot take
 //   the pool.
+// - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
+//   low-water mark they are freed, or fetched into what is free, before they are asked for.
 // - After a step the low-water mark's worth of buffers is freed once and filled ahead; then nothing moves until asked.
 //
 // Operations of one subgroup: GRADs run side by side; everything else waits for them and runs one at a time. So do the
@@ -174,6 +176,9 @@ class Scheduler {
   ObjectStore& StoreOf(JobObjects& job);
   Object* FindObject(const Session& session, const std::string& name) const;
   void MaybeUnused(Object& object);
+  void ReadAhead(Object& object, uint32_t from);
+  uint64_t BlocksToCome(const Object& object) const;
+  static bool IsGrowing(const Block& block);
   // Blocks: scheduler_blocks.cc
   void WantBlock(Op& op, Block& block);
   bool NeedsOldContent(const Block& block) const;
@@ -237,10 +242,12 @@ class Scheduler {
   BlockList clean_;        // used, kept while there is room; dropped first
   BlockList clean_ahead_;  // fetched ahead and not used yet; dropped last
   uint32_t flushing_ = 0;
-  uint32_t working_ = 0;    // blocks and GRADs that workers have
-  uint64_t ops_ = 0;        // unanswered requests that are kept
-  uint64_t state_ops_ = 0;  // of these, on subgroups, begun and not GRAD
-  uint64_t pending_ = 0;    // blocks that wait for a buffer
+  uint32_t working_ = 0;     // blocks and GRADs that workers have
+  uint64_t ops_ = 0;         // unanswered requests that are kept
+  uint64_t state_ops_ = 0;   // of these, on subgroups, begun and not GRAD
+  uint64_t pending_ = 0;     // blocks that wait for a buffer
+  uint64_t coming_ = 0;      // blocks of objects that are being written, and that no piece has reached yet
+  uint64_t read_ahead_ = 0;  // blocks that a reader will want next, and that had no buffer; until the next Pump
   enum class Ahead { kRest, kFlush, kFetch } ahead_ = Ahead::kRest;
   std::vector<std::vector<Block*>> ahead_blocks_;  // per path, last one first to be fetched
   uint32_t ahead_budget_ = 0;

@@ -117,9 +117,8 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
 // Into the list of dirty or clean blocks, where its buffer can be had.
 void Scheduler::SettleInMemory(Block& block) {
   block.state = block.dirty ? BlockState::kDirty : BlockState::kClean;
-  const Object* object = block.owner->object();
-  if (block.dirty && object != nullptr && object->received < block.first + block.count) {
-    dirty_.push_front(block);  // it will be written on: flushed last
+  if (block.dirty && IsGrowing(block)) {
+    dirty_.push_front(block);  // flushed last
   } else {
     (block.dirty ? dirty_ : block.ahead ? clean_ahead_ : clean_).push_back(block);
   }

@@ -139,6 +139,7 @@ void Scheduler::OpenForWriting(Session& session, const Request& request) {
     return Answer(request, {});
   }
   store.wanted_bytes += PaddedBytes(bytes);
+  coming_ += BlocksToCome(object);
   if (store.wanted_bytes <= store.room_bytes) return Answer(request, {});
   Op& op = Enqueue(object, session, request);
   op.begun = true;
@@ -183,13 +184,45 @@ Failure Scheduler::BeginObjectOp(Op& op) {
   const uint64_t block_bytes = BufferBytes(options_.block_elements);
   for (uint64_t first = object.blocks.size() * block_bytes; first < end; first += block_bytes) {
     Block& block = object.blocks.emplace_back();
+    --coming_;
     block.owner = &object;
     block.index = static_cast<uint32_t>(object.blocks.size() - 1);
     block.first = first;
     block.count = std::min(block_bytes, object.bytes - first);
   }
   WantRange(op);
+  if (submission.op == MLPO_OP_FETCH && submission.first == std::exchange(object.read_until, end)) {
+    ReadAhead(object, op.end_block);
+  }
   return {};
+}
+
+// What a reader that goes on will want next, into buffers that nobody else wants.
+void Scheduler::ReadAhead(Object& object, uint32_t from) {
+  const uint64_t end = std::min<uint64_t>(object.blocks.size(), from + options_.queue_blocks * paths_.size());
+  for (uint64_t i = from; i < end && pending_ == 0; ++i) {
+    Block& block = object.blocks[i];
+    if (block.state != BlockState::kAway || !MayQueue(paths_[block.extent.path], Direction::kRead)) continue;
+    if (free_.empty() && clean_.empty()) {
+      ++read_ahead_;
+      continue;
+    }
+    BufferIndex buffer;
+    MLPO_CHECK(TakeBuffer(&buffer));
+    block.ahead = true;
+    StartRead(block, buffer);
+  }
+}
+
+// Whether a piece will still be written to it.
+bool Scheduler::IsGrowing(const Block& block) {
+  const Object* object = block.owner->object();
+  return object != nullptr && object->received < block.first + block.count;
+}
+
+uint64_t Scheduler::BlocksToCome(const Object& object) const {
+  const uint64_t block_bytes = BufferBytes(options_.block_elements);
+  return (object.bytes + block_bytes - 1) / block_bytes - object.blocks.size();
 }
 
 void Scheduler::EndObjectOp(Op& op) {
@@ -255,6 +288,7 @@ void Scheduler::MaybeUnused(Object& object) {
     small_objects_bytes_ -= object.bytes;
   } else {
     object.store->wanted_bytes -= PaddedBytes(object.bytes);
+    coming_ -= BlocksToCome(object);
   }
   MaybeGone(object);
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <system_error>
+#include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/base/clock.h"
@@ -56,13 +57,10 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent) {
 // ---- Flushing ----
 
 void Scheduler::PumpFlushes() {
-  uint64_t need = 0;
-  if (pending_ > 0) {
-    need = std::min<uint64_t>(low_water_, pending_);
-  } else if (ahead_ == Ahead::kFlush) {
-    need = low_water_;
-  }
+  uint64_t need = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
+  if (pending_ == 0 && ahead_ == Ahead::kFlush) need = low_water_;
   while (!dirty_.empty() && free_.size() + clean_.size() + flushing_ < need) {
+    if (pending_ == 0 && IsGrowing(dirty_.back())) break;
     if (!StartFlush(dirty_.back())) break;
   }
   if (ahead_ == Ahead::kFlush && pending_ == 0 && flushing_ == 0 && working_ == 0) CollectAhead();

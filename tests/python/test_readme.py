@@ -37,7 +37,7 @@ def block_with(text: str) -> str:
 
 
 def test_every_block_is_tested() -> None:
-    assert len(BLOCKS) == 2
+    assert len(BLOCKS) == 3
 
 
 def test_training_with_torch_learns(daemon_of: Callable[[Layout], Daemon]) -> None:
@@ -55,7 +55,7 @@ def test_training_with_torch_learns(daemon_of: Callable[[Layout], Daemon]) -> No
 
 def test_own_loop_takes_one_clipped_step(daemon_of: Callable[[Layout], Daemon], tmp_path: pathlib.Path) -> None:
     out = tmp_path / "out.npz"
-    run(daemon_of(Layout()), "import sys\n" + block_with("mlpo.connect") + OWN_LOOP_AFTERWARDS, str(out))
+    run(daemon_of(Layout()), "import sys\n" + block_with("submit_grad") + OWN_LOOP_AFTERWARDS, str(out))
     got = np.load(out)
     # g = 0.5 everywhere, so its norm is 0.5 * sqrt(n), and the clipped gradient is 1 / sqrt(n).
     g = 1 / np.sqrt(1_000_003)
@@ -67,3 +67,11 @@ def test_own_loop_takes_one_clipped_step(daemon_of: Callable[[Layout], Daemon], 
     expected = got["masters"].astype(np.float64) * (1 - 1e-3 * 0.01) - 1e-3 * g / (g + 1e-8)
     np.testing.assert_allclose(got["parameters"], expected, rtol=1e-6, atol=1e-9)
     np.testing.assert_array_equal(got["parameters"], got["master"])
+
+
+def test_objects_are_shared(daemon_of: Callable[[Layout], Daemon]) -> None:
+    run(
+        daemon_of(Layout()),
+        block_with("client.flush") + "assert size == 2 * 512 * 1024 and (out == 1).all()\n"
+        "assert (np.frombuffer(row, np.float16) == 1).all()\n",
+    )

@@ -1,6 +1,7 @@
 // Named objects in the scheduler on a fake tier: versions, handles, room, and who keeps what alive.
 #include <map>
 #include <set>
+#include <utility>
 
 #include "tests/support/fake_tier.h"
 //
@@ -197,6 +198,33 @@ TEST_CASE("Objects.AFullTierFailsTheFlush") {
   CHECK(tier.After(tier.Size(1, "a")) == -ENOENT);
   tier.RunUntilQuiet();
   CHECK(tier.scheduler().idle());
+}
+
+// Pieces of half a block, two of them under way, as the client library sends them. Ten times the pool, two paths of
+// 1 MB/s each way: 300 blocks take 3.69 s to write and as long to read if neither path ever waits.
+TEST_CASE("Objects.LargeOnesGoAtTheSpeedOfThePaths") {
+  FakeTier tier(MakeOptions(30, 2), {{1e6, 1e6}, {1e6, 1e6}}, 1'000'000);
+  tier.AddSession(1);
+  constexpr uint64_t kSize = 300 * kBlockBytes;
+  const auto stream = [&](uint16_t op) {
+    const int64_t start_ns = tier.now_ns();
+    tier.RunUntilAnswered(tier.Open(1, op, 1, "large", op == MLPO_OP_FLUSH ? kSize : 0));
+    uint64_t before = 0, last = 0;
+    for (uint64_t at = 0; at < kSize; at += kBlockBytes / 2) {
+      if (before != 0) tier.RunUntilAnswered(before);
+      before = std::exchange(last, tier.Piece(1, op, 1, at, kBlockBytes / 2));
+    }
+    tier.RunUntilAnswered(last);
+    CHECK(tier.status(last) == 0);
+    return static_cast<double>(tier.now_ns() - start_ns) * 1e-9;
+  };
+  const double ideal_s = static_cast<double>(kSize) / 2e6;
+  const double write_s = stream(MLPO_OP_FLUSH);
+  tier.RunUntilAnswered(tier.Commit(1, 1));
+  const double read_s = stream(MLPO_OP_FETCH);
+  CHECK(write_s < 1.1 * ideal_s);
+  CHECK(read_s < 1.15 * ideal_s);  // they are where the writing put them, not in equal turns
+  CHECK(tier.violation() == "");
 }
 
 // Several sessions on few names, with sessions that end in the middle and paths that fail: every request of a living

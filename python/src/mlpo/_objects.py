@@ -31,6 +31,9 @@ class ObjectRequest(Request[int]):
     def _wait(self, timeout_ns: int) -> bool:
         return self._ended.wait(timeout_ns / 1e9)
 
+    def _watch(self) -> None:
+        pass  # run() calls them
+
     def run(self) -> None:
         assert self._call is not None
         try:
@@ -39,6 +42,7 @@ class ObjectRequest(Request[int]):
             self._settle((None, error))
         self._call = None  # and with it the caller's buffer
         self._ended.set()
+        self._run_callbacks()
 
 
 class Worker:

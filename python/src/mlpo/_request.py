@@ -79,7 +79,7 @@ class Request(Generic[T]):
         with self._lock:
             if self._outcome is None:
                 self._callbacks.append(callback)
-                self._waiter.watch(self)
+                self._watch()
                 return
         _call(callback, self)
 
@@ -98,6 +98,10 @@ class Request(Generic[T]):
         self.add_done_callback(wake)
         yield from future.__await__()
         return self.result(0)
+
+    def _watch(self) -> None:
+        """Sees to it that the callbacks are called."""
+        self._waiter.watch(self)
 
     def _is_done(self) -> bool:
         return int(lib.mlpo_request_done(self._pointer)) != 0  # misuse counts: result() raises it
@@ -143,9 +147,14 @@ def wait_any(requests: Sequence[R], timeout: Optional[float] = None) -> list[R]:
     pointers = ffi.new("mlpo_request *[]", [request._pointer for request in requests])
     index = ffi.new("size_t *")
     deadline = Deadline(timeout)
+    in_c = all(request._pointer for request in requests)
     while True:
         requests[0]._session.check_not_forked()
-        code = lib.mlpo_wait_any(pointers, len(requests), deadline.slice_ns(), index)
+        if in_c:
+            code = lib.mlpo_wait_any(pointers, len(requests), deadline.slice_ns(), index)
+        else:  # a flush or fetch is among them, which C does not know as one request
+            requests[0]._wait(deadline.slice_ns(0.005))
+            code = 0 if any(request.done() for request in requests) else -errno.ETIMEDOUT
         if code != -errno.ETIMEDOUT:
             check(code)
             return [request for request in requests if request.done()]
