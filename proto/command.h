@@ -14,9 +14,9 @@ enum mlpo_op {
   MLPO_OP_DISCARD = 3,     /* subgroup or MLPO_ALL_SUBGROUPS; arg = reason */
   MLPO_OP_READ_STATE = 4,  /* arg = part mask; first, count; into the staging area at staging_offset */
   MLPO_OP_WRITE_STATE = 5, /* arg = part mask; first, count; from the staging area at staging_offset */
-  MLPO_OP_FETCH = 6,  /* arg = step; reads a named object of the job */
-  MLPO_OP_FLUSH = 7,  /* arg = step; writes a new version of one */
-  MLPO_OP_DELETE = 8, /* of the name that is `first` bytes at staging_offset */
+  MLPO_OP_FETCH = 6,       /* arg = step; reads a named object of the job */
+  MLPO_OP_FLUSH = 7,       /* arg = step; writes a new version of one */
+  MLPO_OP_DELETE = 8,      /* of the name that is `first` bytes at staging_offset */
   MLPO_OP_SNAPSHOT = 9,
   MLPO_OP_FENCE = 10, /* fdatasync of everything of this session that is on storage */
   MLPO_OP_CANCEL = 11,

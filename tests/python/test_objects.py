@@ -91,6 +91,14 @@ def test_requests_are_waited_for_in_every_way(daemon_of, connect_to) -> None:
     assert out == content[-1]
     assert all(request.done() for request in requests)
     assert called.wait(10)
+    subgroup = client.subgroup("w", 5000)
+    mixed = [client.fetch("x", out), subgroup.submit_grad()]  # one that C knows, and one that it does not
+    left = list(mixed)
+    while left:
+        ended = mlpo.wait_any(left, timeout=60)
+        assert ended and all(request.done() for request in ended)
+        left = [request for request in left if request not in ended]
+    assert mixed[0].result(0) == 200_000
 
     async def both() -> tuple[int, int]:
         other = bytearray(200_000)
