@@ -175,7 +175,8 @@ def test_calls_under_reentrant_checkpointing(make: Make, monkeypatch: pytest.Mon
 
 
 def test_daemon_has_the_gradient_before_step(make: Make) -> None:
-    """After backward() the daemon itself refuses a second gradient for each of the subgroups."""
+    """After backward() the daemon itself refuses a second gradient for each of the subgroups; after zero_grad() it
+    takes one."""
     model = fresh()
     optimizer = make(model.parameters(), subgroup_elements=800)
     train(model, optimizer, 2)
@@ -188,6 +189,12 @@ def test_daemon_has_the_gradient_before_step(make: Make) -> None:
         assert refused.value.code == -4098  # MLPO_E_COVERAGE
     optimizer.step()
     assert optimizer.sent_in_backward == len(optimizer.subgroups)
+    optimizer.zero_grad()
+    loss_of(model, 10).backward()
+    optimizer.zero_grad()
+    for subgroup in optimizer.subgroups:
+        assert subgroup.submit_grad().result(timeout=30).complete
+        subgroup.discard()
 
 
 # ---- What a window may look like: each compared with the same calls without overlap
@@ -647,10 +654,23 @@ def test_arguments_that_are_refused(make: Make) -> None:
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="gradient_accumulation_steps"):
             OffloadAdamW([Parameter(torch.ones(2))], overlap=True, gradient_accumulation_steps=wrong)
+    with pytest.raises(mlpo.NotOfferedError, match="replicas=True"):
+        OffloadAdamW([Parameter(torch.ones(2))], shard_group=object())
     table = torch.nn.Embedding(5, 2, sparse=True)
-    make(table.parameters())
+    optimizer = make(table.parameters())
     with pytest.raises(TypeError, match="sparse"):
         table(torch.tensor([1])).sum().backward()
+    assert len(optimizer.subgroups) == 1
+
+
+def test_a_constructor_that_fails_leaves_no_hooks(make: Make) -> None:
+    model = fresh()
+    with pytest.raises(TypeError, match="float64") as kept:
+        OffloadAdamW(
+            [{"params": list(model.parameters())}, {"params": [Parameter(torch.ones(2).double())]}], overlap=True
+        )
+    loss_of(model, 1).backward()
+    assert all(type(p.grad) is torch.Tensor for p in model.parameters()) and kept.value is not None
 
 
 def test_no_sync_without_overlap_does_nothing(make: Make) -> None:
@@ -672,8 +692,7 @@ def test_an_optimizer_that_is_gone_leaves_the_model_alone(make: Make) -> None:
             optimizer.close()
             assert all(p.grad is None for p in model.parameters())
         del optimizer
-        gc.collect()
-        assert gone() is None
+        assert gone() is None, "kept by a cycle"
         loss_of(model, 1).backward()
         assert all(type(p.grad) is torch.Tensor and bool(p.grad.isfinite().all()) for p in model.parameters())
 

@@ -41,7 +41,7 @@ class ForwardWaits:
     """The hooks of one optimizer on one model. For the thread that runs both."""
 
     def __init__(self, owner: OffloadAdamW, model: torch.nn.Module) -> None:
-        self._owner = owner
+        self._owner = weakref.proxy(owner)  # no cycle, so that an optimizer's hooks go when it is dropped
         self._model = model
         # What a module waits for: sets, in order.
         self._waits: dict[torch.nn.Module, dict[torch.Tensor, None]] = {

@@ -81,6 +81,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         replicas: bool = False,
         overlap: bool = False,
         gradient_accumulation_steps: int = 1,
+        shard_group: Any = None,
         foreach: Optional[bool] = None,
         fused: Optional[bool] = None,
         capturable: bool = False,
@@ -91,6 +92,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             raise ValueError(f'nonfinite is {nonfinite!r}; it is "raise" or "apply"')
         if subgroup_elements < 1:
             raise ValueError(f"subgroup_elements is {subgroup_elements}; it must be positive")
+        if shard_group is not None:
+            raise not_offered("shard_group=", "shard with fully_shard, or pass replicas=True for a whole copy a rank")
         if gradient_accumulation_steps < 1:
             raise ValueError(f"gradient_accumulation_steps is {gradient_accumulation_steps}; it must be positive")
         if grad_dtype is not None and grad_dtype not in _checks.DTYPES:
@@ -118,9 +121,14 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         }  # fmt: skip
         _checks.group_flags(defaults)
         _checks.hyper(defaults)
-        super().__init__(params, defaults)
-        if overlap:
-            _refuse_unreduced([item.param for item in self._all_named()])
+        try:
+            super().__init__(params, defaults)
+            if overlap:
+                _refuse_unreduced([item.param for item in self._all_named()])
+        except BaseException:
+            if self._overlap is not None:
+                self._overlap.close()  # the parameters may go to another optimizer
+            raise
 
     # GradScaler leaves unscaling and skipping to step(): see _scaler.py.
     _step_supports_amp_scaling = True

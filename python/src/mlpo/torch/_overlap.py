@@ -48,8 +48,8 @@ class Taken(torch.Tensor):
         taken.used, taken.dtype_of = False, grad.dtype
         taken.text = (
             f"the gradient of parameter {name} was taken during the backward pass (overlap=True), so .grad cannot be "
-            "used: clip with optimizer.clip_grad_norm_(), or make the optimizer with overlap=False for what reads "
-            "or changes .grad (torch.nn.utils, GradScaler)"
+            "used: clip with optimizer.clip_grad_norm_(), drop gradients with zero_grad(set_to_none=True), or make the "
+            "optimizer with overlap=False for what reads or changes .grad (torch.nn.utils, GradScaler)"
         )
         return taken
 
@@ -99,7 +99,7 @@ class Overlap:
     """The hooks of one optimizer. Hooks run in autograd's threads, one of which may be the trainer's: one lock."""
 
     def __init__(self, owner: OffloadAdamW, passes: int) -> None:
-        self._owner = owner
+        self._owner = weakref.proxy(owner)  # no cycle, so that an optimizer's hooks go when it is dropped
         self._passes = passes
         self._watches: dict[torch.Tensor, _Watch] = {}
         self._windows: dict[int, _Window] = {}
