@@ -14,8 +14,11 @@
 #include "daemon/adam/kernel.h"
 #include "daemon/base/clock.h"
 #include "daemon/config/load.h"
+#include "daemon/doctor/gather.h"
+#include "daemon/doctor/judge.h"
 #include "daemon/scheduler/placement.h"
 #include "proto/abi.h"
+#include "proto/counters.h"
 
 namespace mlpo {
 namespace {
@@ -25,6 +28,7 @@ constexpr int kFastStopSeconds = 10;
 constexpr int64_t kStepSeconds = 60;
 constexpr uint64_t kPoolBytesPerS = 256u << 20;
 constexpr int64_t kBeatNs = 10 * kNsPerS;
+constexpr auto kCountersPeriod = std::chrono::milliseconds(500);
 constexpr uint32_t kPieceDepth = 64;
 
 std::vector<PathParameters> ParametersOf(const std::vector<PathConfig>& configs) {
@@ -144,6 +148,7 @@ Status Daemon::StartLoop() {
   parts.done_jobs = &done_jobs_;
   for (const auto& queue : queues_) parts.queues.push_back(queue.get());
   parts.transfers = &transfers_;
+  parts.live = &live_;
   DataLoop::Events events;
   events.broken = [this](SessionId session, std::string reason) {
     PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
@@ -187,15 +192,41 @@ Status Daemon::OpenSockets(const std::string& socket) {
   ControlHandlers handlers;
   handlers.snapshot = [this](std::function<void(Snapshot)> answer) { TakeSnapshot(std::move(answer)); };
   handlers.drain = [this] { BeginDrain("asked by mlpo-ctl"); };
+  handlers.doctor = [this](std::function<void(std::string)> answer) { Examine(std::move(answer)); };
   Result<std::unique_ptr<ControlServer>> server = ControlServer::Open(io_, control, std::move(handlers));
   if (!server.ok()) return server.status();
   control_ = std::move(*server);
+  return ShowOutside(socket);
+}
+
+// What is told without the control socket: the counters file, and metrics over HTTP.
+Status Daemon::ShowOutside(const std::string& socket) {
+  Snapshot fixed;
+  FillFixed(&fixed);
+  fixed.state = StateName(fixed);
+  live_.Prepare(std::move(fixed), started_ns_);
+  Result<std::unique_ptr<CountersFile>> counters = CountersFile::Open(socket + MLPO_COUNTERS_SUFFIX, &live_);
+  if (!counters.ok()) return counters.status();
+  counters_ = std::move(*counters);
+  if (config_.daemon.metrics_listen.empty()) return Status();
+  MetricsHttp::Ask ask = [this](std::function<void(Snapshot)> answer) {
+    PostMain([this, answer = std::move(answer)] { TakeSnapshot(answer); });
+  };
+  Result<std::unique_ptr<MetricsHttp>> http = MetricsHttp::Open(config_.daemon.metrics_listen, std::move(ask), &live_);
+  if (!http.ok()) return http.status();
+  metrics_http_ = std::move(*http);
   return Status();
 }
 
 Daemon::~Daemon() {
   control_.reset();
+  metrics_http_.reset();
+  counters_.reset();
   housekeeping_.join();
+  // A collector would go on showing what was.
+  const std::string& metrics = config_.daemon.metrics_file;
+  if (metrics_written_ && ::unlink(metrics.c_str()) != 0 && errno != ENOENT)
+    spdlog::warn("event=remove_failed file={} errno={}", metrics, errno);
   queues_.clear();  // wait for what is in flight
   workers_.reset();
   for (auto& [id, storage] : storages_) {
@@ -220,6 +251,8 @@ int Daemon::Run() {
   WaitForSignal();
   sessions_->Start();
   state_ = State::kReady;
+  StoreCounters();
+  if (!config_.daemon.metrics_file.empty()) WriteMetrics();
   spdlog::info("event=ready socket={} node={} paths={} pool_bytes={} buffers={} workers={} adam={}", socket_.path(),
                config_.daemon.node, paths_.size(), pool_->pool_bytes(), pool_->count(), workers_->workers(),
                ActiveTarget());
@@ -230,6 +263,39 @@ int Daemon::Run() {
   loop_->Stop();
   spdlog::info("event=stopped exit_code={}", exit_code_);
   return exit_code_;
+}
+
+// Leaves for the counters file that this thread goes round its loop, and what only it knows.
+void Daemon::StoreCounters() {
+  live_.BeatMain(NowNs());
+  live_.Update([this](Snapshot* snapshot) {
+    snapshot->state = StateName(*snapshot);
+    snapshot->protocol_errors = sessions_->protocol_errors();
+    snapshot->arenas_bytes = sessions_->arenas_bytes();
+  });
+  counters_due_.expires_after(kCountersPeriod);
+  counters_due_.async_wait([this](boost::system::error_code error) {
+    if (!error) StoreCounters();
+  });
+}
+
+// Now, and again an interval after it is done; the file system may be slow.
+void Daemon::WriteMetrics() {
+  TakeSnapshot([this](Snapshot snapshot) {
+    PostHousekeeping([this, snapshot = std::move(snapshot)] {
+      Status status = WriteMetricsFile(config_.daemon.metrics_file, MetricsText(snapshot, kNobody));
+      if (status.ok()) metrics_written_.store(true, std::memory_order_relaxed);
+      uint64_t suppressed = 0;
+      if (!status.ok() && metrics_failures_.Allow(NowNs(), &suppressed))
+        spdlog::warn("event=metrics_not_written suppressed={} reason=\"{}\"", suppressed, status.message());
+      PostMain([this] {
+        metrics_due_.expires_after(std::chrono::seconds(config_.daemon.metrics_interval_s));
+        metrics_due_.async_wait([this](boost::system::error_code error) {
+          if (!error) WriteMetrics();
+        });
+      });
+    });
+  });
 }
 
 void Daemon::WaitForSignal() {
@@ -449,6 +515,22 @@ void Daemon::FillFixed(Snapshot* snapshot) const {
     path.registered_buffers = queues_[i]->registered_buffers();
     snapshot->paths.push_back(std::move(path));
   }
+}
+
+// What the machine is like for this daemon. Probes may take seconds.
+void Daemon::Examine(std::function<void(std::string)> answer) {
+  RunningFacts running;
+  running.socket = socket_.path();
+  running.pool = pool_->pool_bytes();
+  running.pool_locked = pool_->locked();
+  running.pool_huge = pool_->huge_pages();
+  running.workers = workers_->workers();
+  for (size_t i = 0; i < paths_.size(); ++i)
+    running.paths.push_back({queues_[i]->engine(), paths_[i]->ReservedBytes()});
+  PostHousekeeping([this, running = std::move(running), answer = std::move(answer)] {
+    std::string report = ReportJson(Judge(GatherFacts(config_, {}, &running)), /*running=*/true);
+    PostMain([answer, report = std::move(report)] { answer(report); });
+  });
 }
 
 void Daemon::TakeSnapshot(std::function<void(Snapshot)> answer) {

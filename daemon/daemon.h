@@ -5,9 +5,11 @@
 // paths.
 //
 // Threads: main (this; Asio), data (data_loop.h), one a path queue, the workers, one for housekeeping (whatever may
-// block on a file system or on memory). Main and housekeeping talk by posted functions.
+// block on a file system or on memory), one that writes the counters file. Main and housekeeping talk by posted
+// functions.
 #pragma once
 
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
@@ -20,9 +22,14 @@
 
 #include "daemon/adam/worker_pool.h"
 #include "daemon/base/service_manager.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/base/unix_socket.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control_server.h"
+#include "daemon/control/counters_file.h"
+#include "daemon/control/live_counters.h"
+#include "daemon/control/metrics.h"
 #include "daemon/data_loop.h"
 #include "daemon/io/buffer_pool.h"
 #include "daemon/io/extent_store.h"
@@ -62,6 +69,9 @@ class Daemon : public SessionHost {
   Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks);
   void MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket);
 
+  void StoreCounters();
+  void WriteMetrics();
+  Status ShowOutside(const std::string& socket);
   void WaitForSignal();
   void Beat();
   void TellProgress(const Snapshot& snapshot);
@@ -69,6 +79,7 @@ class Daemon : public SessionHost {
   void StopFast();
   void EndSessions();
   void MaybeFinish();
+  void Examine(std::function<void(std::string report)> answer);
   void TakeSnapshot(std::function<void(Snapshot)> answer);
   void FillFixed(Snapshot* snapshot) const;
   const char* StateName(const Snapshot& snapshot) const;
@@ -101,6 +112,11 @@ class Daemon : public SessionHost {
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer drain_deadline_{io_};
   boost::asio::steady_timer next_beat_{io_};
+  boost::asio::steady_timer counters_due_{io_};
+  boost::asio::steady_timer metrics_due_{io_};
+  std::atomic<bool> metrics_written_{false};  // relaxed: set by housekeeping, read after its end
+  RateLimit metrics_failures_{60 * kNsPerS};
+  LiveCounters live_;
 
   std::vector<std::unique_ptr<Path>> paths_;
   std::vector<double> shares_;
@@ -113,6 +129,8 @@ class Daemon : public SessionHost {
   std::unique_ptr<DataLoop> loop_;
   BoundSocket socket_;
   std::unique_ptr<SessionServer> sessions_;
+  std::unique_ptr<CountersFile> counters_;
+  std::unique_ptr<MetricsHttp> metrics_http_;
   std::unique_ptr<ControlServer> control_;
   std::map<SessionId, std::shared_ptr<Storage>> storages_;
 };

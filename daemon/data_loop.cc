@@ -102,11 +102,14 @@ bool DataLoop::HasWork() const {
 bool DataLoop::Turn(int64_t now_ns) {
   bool worked = TakeQueues(now_ns);
   for (auto& [id, session] : sessions_) worked |= ReadRing(*session, now_ns);
-  if (now_ns >= next_tick_ns_) {
+  const bool ticks = now_ns >= next_tick_ns_;
+  if (ticks) {
     next_tick_ns_ = now_ns + kTickNs;
     if (!scheduler_.idle()) scheduler_.Tick(now_ns);
   }
   Publish();
+  parts_.live->BeatData(now_ns);
+  if (ticks) parts_.live->TryUpdate([&](Snapshot* snapshot) { FillTotals(snapshot, now_ns); });
   // What waits in the rings gets its refusal first; a client that goes on submitting does not hold the end up.
   if (drained_ && scheduler_.idle() && (!worked || now_ns >= drain_patience_ns_)) std::exchange(drained_, nullptr)();
   return worked;
@@ -237,7 +240,10 @@ void DataLoop::SetFiles(SessionId id, std::vector<FileId> files) {
 
 void DataLoop::AddSubgroup(SessionId id, const SubgroupSpec& spec) {
   scheduler_.AddSubgroup(id, spec);
-  if (LoopSession* session = Find(id)) session->reader.AddSubgroup(spec);
+  if (LoopSession* session = Find(id)) {
+    session->reader.AddSubgroup(spec);
+    session->parameters += spec.numel;
+  }
 }
 
 void DataLoop::SetStaging(SessionId id, std::byte* data, uint64_t bytes) {
@@ -275,9 +281,20 @@ void DataLoop::AnnounceEnd() {
   for (auto& [id, session] : sessions_) session->writer.SetState(MLPO_SESSION_ENDED);
 }
 
-void DataLoop::Fill(Snapshot* snapshot) const {
-  const int64_t now_ns = NowNs();
+// What is not a single session's. Allocates nothing: path states fit into their strings.
+void DataLoop::FillTotals(Snapshot* snapshot, int64_t now_ns) const {
   snapshot->lost_wakeups = lost_wakeups_;
+  snapshot->total_sessions = sessions_.size();
+  snapshot->total_parameters = 0;
+  for (const auto& [id, session] : sessions_) snapshot->total_parameters += session->parameters;
+  for (size_t i = 0; i < snapshot->paths.size(); ++i) {
+    scheduler_.Fill(static_cast<PathIndex>(i), &snapshot->paths[i], now_ns);
+  }
+  scheduler_.Fill(&snapshot->pool);
+}
+
+void DataLoop::Fill(Snapshot* snapshot) const {
+  FillTotals(snapshot, NowNs());
   for (const auto& [id, session] : sessions_) {
     SessionSnapshot entry;
     entry.id = id;
@@ -293,10 +310,6 @@ void DataLoop::Fill(Snapshot* snapshot) const {
   }
   std::sort(snapshot->sessions.begin(), snapshot->sessions.end(),
             [](const SessionSnapshot& a, const SessionSnapshot& b) { return a.id < b.id; });
-  for (size_t i = 0; i < snapshot->paths.size(); ++i) {
-    scheduler_.Fill(static_cast<PathIndex>(i), &snapshot->paths[i], now_ns);
-  }
-  scheduler_.Fill(&snapshot->pool);
 }
 
 // ---- What the scheduler asks for ----

@@ -21,6 +21,7 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/block_jobs.h"
 #include "daemon/completion/completion_writer.h"
+#include "daemon/control/live_counters.h"
 #include "daemon/io/buffer_pool.h"
 #include "daemon/io/path_queue.h"
 #include "daemon/scheduler/scheduler.h"
@@ -39,6 +40,7 @@ class DataLoop : private SchedulerActions {
     DoneJobs* done_jobs = nullptr;
     std::vector<PathQueue*> queues;
     TransferResults* transfers = nullptr;
+    LiveCounters* live = nullptr;
   };
   // Called in the data thread.
   struct Events {
@@ -78,6 +80,7 @@ class DataLoop : private SchedulerActions {
     CompletionWriter writer;
     std::byte* staging = nullptr;
     uint64_t submissions = 0;
+    uint64_t parameters = 0;
     bool broken = false;
   };
 
@@ -89,6 +92,7 @@ class DataLoop : private SchedulerActions {
   void Accept(LoopSession& session, const Request& request, int64_t now_ns);
   void Break(LoopSession& session, std::string reason);
   void Publish();
+  void FillTotals(Snapshot* snapshot, int64_t now_ns) const;
   bool RingHasWork(LoopSession& session);
   void Sleep();
   void Watch(int fd, uint32_t events);

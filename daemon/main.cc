@@ -2,20 +2,19 @@
 #include <utility>  // before Asio of Boost 1.74 in C++20
 
 #include <spdlog/spdlog.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
+#include <sys/stat.h>
 #include <sysexits.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
 
 #include "daemon/base/log.h"
-#include "daemon/base/mapped_region.h"
 #include "daemon/base/service_manager.h"
 #include "daemon/config/load.h"
 #include "daemon/daemon.h"
+#include "daemon/doctor/gather.h"
+#include "daemon/doctor/judge.h"
 #include "daemon/io/path.h"
 
 namespace {
@@ -53,13 +52,13 @@ int Refuse(const Status& status, mlpo::ServiceManager& service) {
   return ExitCode(status);
 }
 
-// Linux 5.10 or newer has what sessions are made of.
-Status CheckKernel() {
-  mlpo::UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
-  if (!pidfd) return Status::Errno(errno, "pidfd_open (Linux 5.10 or newer is needed)");
-  mlpo::Result<mlpo::UniqueFd> memfd = mlpo::CreateSealedMemfd("mlpo-probe", 4096);
-  if (!memfd.ok()) return memfd.status();
-  return mlpo::SealFutureWrites(memfd->get());
+int Doctor(const mlpo::LoadOutcome& loaded, const mlpo::Environment& environment) {
+  mlpo::StartLogging("warning");  // to stderr: stdout has the report alone
+  const std::vector<mlpo::Finding> findings = loaded.config
+                                                  ? mlpo::Judge(mlpo::GatherFacts(*loaded.config, environment, nullptr))
+                                                  : mlpo::JudgeProblems(loaded.problems);
+  std::puts(mlpo::ReportJson(findings, /*running=*/false).c_str());
+  return mlpo::ReportCode(findings);
 }
 
 }  // namespace
@@ -69,6 +68,7 @@ int main(int argc, char** argv) {
   mlpo::LoadOutcome loaded = mlpo::LoadConfig(argc, argv, environment);
   std::fputs(loaded.output.c_str(), stdout);
   std::fputs(loaded.errors.c_str(), stderr);
+  if (loaded.doctor) return Doctor(loaded, environment);
   if (!loaded.config) return loaded.exit_code;
   mlpo::Config& config = *loaded.config;
   mlpo::StartLogging(config.daemon.log_level);
@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
   ::umask(077);
   mlpo::ServiceManager service = mlpo::ServiceManager::FromEnvironment();
 
-  Status status = CheckKernel();
+  Status status = mlpo::CheckKernel();
   if (status.ok()) status = mlpo::CheckDistinctPaths(config.paths);
   if (!status.ok()) return Refuse(status, service);
   mlpo::Result<std::string> socket = mlpo::ResolveSocket(config, environment);

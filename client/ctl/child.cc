@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 namespace mlpo::ctl {
 namespace {
@@ -29,6 +31,7 @@ namespace {
     if (null < 0 || ::dup2(null, STDIN_FILENO) < 0) fail(errno);
     if (null > STDERR_FILENO) ::close(null);
   }
+  if (options.stdout_fd >= 0 && ::dup2(options.stdout_fd, STDOUT_FILENO) < 0) fail(errno);
   if (options.stdout_to_stderr && ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) fail(errno);
   for (const auto& [name, value] : options.environment)
     if (::setenv(name.c_str(), value.c_str(), 1) != 0) fail(errno);
@@ -42,6 +45,16 @@ namespace {
 }
 
 }  // namespace
+
+std::string DaemonBinary() {
+  std::error_code error;
+  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) {
+    const std::string beside = self.parent_path() / "mlpo-daemon";
+    if (::access(beside.c_str(), X_OK) == 0) return beside;
+  }
+  return "mlpo-daemon";
+}
 
 Child Child::Spawn(const SpawnOptions& options, int* error) {
   Child child;

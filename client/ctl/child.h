@@ -17,8 +17,12 @@ struct SpawnOptions {
   bool die_with_us = false;  // SIGTERM when this process ends; and a process group of its own, out of Ctrl-C's way
   bool stdin_null = false;
   bool stdout_to_stderr = false;
-  sigset_t mask{};  // its signal mask
+  int stdout_fd = -1;  // its stdout, if not -1
+  sigset_t mask{};     // its signal mask
 };
+
+// mlpo-daemon beside our own binary, else from PATH.
+std::string DaemonBinary();
 
 class Child {
  public:

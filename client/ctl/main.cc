@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "client/ctl/doctor.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/run.h"
 #include "client/ctl/show.h"
@@ -25,6 +26,18 @@ constexpr const char* kRunHelp =
     "  --stop-timeout S     how long it may take to drain (900)\n"
     "  other flags          are the daemon's: --path DIR, --memory SIZE, --config FILE; see mlpo-daemon --help\n";
 
+constexpr const char* kDoctorHelp =
+    "Says whether the machine is in order for the daemon: what is wrong and what to do about it. A running daemon\n"
+    "looks by itself; without one, or with daemon flags, mlpo-daemon looks with that configuration and starts "
+    "nothing.\n"
+    "Usage: mlpo-ctl doctor [OPTIONS] [DAEMON FLAGS]\n\n"
+    "Options:\n"
+    "  --json               print one JSON object\n"
+    "  --socket PATH        the daemon's socket (default: $MLPO_SOCKET, then the usual places)\n"
+    "  --timeout S          how long to wait for an answer, in seconds (60)\n"
+    "  other flags          are the daemon's: --path DIR, --memory SIZE, --config FILE; see mlpo-daemon --help\n"
+    "Exit codes: 0 fine, 1 something does not work, 2 something works badly, 64 wrong usage, 69 no answer.\n";
+
 int WrongUsage(const std::string& problem) {
   std::fprintf(stderr, "mlpo-ctl: %s\n", problem.c_str());
   return kUsage;
@@ -41,9 +54,22 @@ int RunFromArguments(const std::vector<std::string>& arguments) {
   return Run(options);
 }
 
+int DoctorFromArguments(const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    if (argument != "--help" && argument != "-h") continue;
+    std::fputs(kDoctorHelp, stdout);
+    return kFine;
+  }
+  DoctorOptions options;
+  std::string problem;
+  if (!ParseDoctor(arguments, &options, &problem)) return WrongUsage(problem);
+  return Doctor(options);
+}
+
 int Main(int argc, char** argv) {
   // The daemon's flags are for the daemon to parse.
   if (argc >= 2 && std::string(argv[1]) == "run") return RunFromArguments({argv + 2, argv + argc});
+  if (argc >= 2 && std::string(argv[1]) == "doctor") return DoctorFromArguments({argv + 2, argv + argc});
 
   CLI::App app("Shows and commands the offload daemon of this node.", "mlpo-ctl");
   app.footer("Exit codes: 0 fine, 1 failed, 2 degraded, 64 wrong usage, 69 no daemon answers.");
@@ -61,7 +87,9 @@ int Main(int argc, char** argv) {
   CLI::App* status = app.add_subcommand("status", "everything at a glance");
   CLI::App* paths = app.add_subcommand("paths", "the storage paths");
   CLI::App* sessions = app.add_subcommand("sessions", "the connected ranks");
+  CLI::App* metrics = app.add_subcommand("metrics", "everything countable, as Prometheus text");
   CLI::App* drain = app.add_subcommand("drain", "finish accepted work, then end the daemon (its administrators only)");
+  app.add_subcommand("doctor", "whether the machine is in order: mlpo-ctl doctor [daemon flags]");
   app.add_subcommand("run", "run a command with a private daemon: mlpo-ctl run [daemon flags] -- CMD");
   try {
     app.parse(argc, argv);
@@ -79,8 +107,9 @@ int Main(int argc, char** argv) {
   if (status->parsed()) return ShowStatus(question);
   if (paths->parsed()) return ShowPaths(question);
   if (sessions->parsed()) return ShowSessions(question);
+  if (metrics->parsed()) return ShowMetrics(question);
   if (drain->parsed()) return RequestDrain(question);
-  return WrongUsage("run comes first: mlpo-ctl run [daemon flags] -- CMD [ARGUMENTS]");
+  return WrongUsage("run and doctor come first: mlpo-ctl run [daemon flags] -- CMD, mlpo-ctl doctor [daemon flags]");
 }
 
 }  // namespace

@@ -106,17 +106,6 @@ class Signals {
   int fd_ = -1;
 };
 
-// mlpo-daemon beside our own binary, else from PATH.
-std::string DaemonBinary() {
-  std::error_code error;
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe", error);
-  if (!error) {
-    const std::string beside = self.parent_path() / "mlpo-daemon";
-    if (::access(beside.c_str(), X_OK) == 0) return beside;
-  }
-  return "mlpo-daemon";
-}
-
 std::string StateOf(const std::string& socket) {
   char* text = nullptr;
   if (mlpo_control(socket.c_str(), "status", nullptr, 2'000'000'000, &text) != 0) return "";

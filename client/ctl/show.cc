@@ -1,10 +1,12 @@
 #include "client/ctl/show.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "client/ctl/counters.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/table.h"
 #include "mlpo/client.h"
@@ -47,11 +49,40 @@ int Unreachable(int code) {
   }
 }
 
+// For status and paths: how long a daemon may take before what it exports unasked is shown instead.
+constexpr int64_t kPatienceNs = 2'000'000'000;
+
+// What the daemon exports instead of its answer to `method`; nothing after an explanation on stderr.
+std::optional<json> FromCounters(const Question& question) {
+  std::string problem;
+  std::optional<nlohmann::ordered_json> counters = ReadCounters(question.socket, &problem);
+  if (!counters) {
+    std::fprintf(stderr, "mlpo-ctl: and its counters cannot be shown: %s\n", Safe(problem).c_str());
+    return std::nullopt;
+  }
+  if (question.json) {
+    std::printf("%s\n", counters->dump(-1, ' ', false, json::error_handler_t::replace).c_str());
+    return *counters;
+  }
+  const json beats = (*counters)["counters"];
+  std::printf("the daemon does not answer; these are its counters of %s ago\n",
+              Seconds(Number(beats, "written_s")).c_str());
+  for (const json& thread : beats["not_answering"]) {
+    const auto name = thread.get<std::string>();
+    if (name != "counters")
+      std::printf("its %s thread has not gone round its loop for %s\n", name.c_str(),
+                  Seconds(Number(beats, (name + "_s").c_str())).c_str());
+    else
+      std::printf("no thread of it runs: is it stopped (SIGSTOP, a frozen cgroup), or short of memory?\n");
+  }
+  return *counters;
+}
+
 // The daemon's answer, or nothing after an explanation on stderr and *exit_code.
-std::optional<json> Ask(const Question& question, const char* method, int* exit_code) {
+std::optional<json> Ask(const Question& question, const char* method, int* exit_code, bool or_counters = false) {
   char* text = nullptr;
   const int code = mlpo_control(question.socket.empty() ? nullptr : question.socket.c_str(), method, nullptr,
-                                question.timeout_ns, &text);
+                                or_counters ? std::min(kPatienceNs, question.timeout_ns) : question.timeout_ns, &text);
   if (code != 0) {
     std::fprintf(stderr, "mlpo-ctl: %s\n", Safe(mlpo_last_error()).c_str());
     *exit_code = Unreachable(code);
@@ -61,7 +92,7 @@ std::optional<json> Ask(const Question& question, const char* method, int* exit_
           "name its socket with --socket or MLPO_SOCKET\n",
           stderr);
     if (code == -ETIMEDOUT) std::fputs("mlpo-ctl: the daemon runs but does not answer: look at its log\n", stderr);
-    return std::nullopt;
+    return code == -ETIMEDOUT && or_counters ? FromCounters(question) : std::nullopt;
   }
   json answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (answer.is_object()) {
@@ -75,7 +106,12 @@ std::optional<json> Ask(const Question& question, const char* method, int* exit_
   return std::nullopt;
 }
 
+// Without the data thread nobody is served; without another one trainers still are.
 int Health(const json& answer) {
+  const json beats = Member(answer, "counters", json::value_t::object);
+  const json late = Member(beats, "not_answering", json::value_t::array);
+  if (std::find(late.begin(), late.end(), "data") != late.end()) return kFailed;
+  if (!late.empty()) return kDegraded;
   if (Text(answer, "state") == "degraded") return kDegraded;
   for (const json& path : Member(answer, "paths", json::value_t::array))
     if (!path.is_object() || Text(path, "state") != "healthy") return kDegraded;
@@ -121,11 +157,15 @@ void PrintDaemon(const json& s) {
               Text(s, "state").c_str(), static_cast<unsigned long long>(Whole(s, "pid")),
               Seconds(Number(s, "uptime_s")).c_str());
   std::printf("socket: %s\n", Text(s, "socket").c_str());
-  std::printf("adam: %s, %s workers\n", Text(s, "adam_target").c_str(), Count(Whole(s, "adam_workers")).c_str());
+  const bool counters = s.contains("counters");  // which say less
+  std::printf("adam: %s%s workers\n", counters ? "" : (Text(s, "adam_target") + ", ").c_str(),
+              Count(Whole(s, "adam_workers")).c_str());
   std::printf("pool: %s%s%s; blocks: %s cached (%s dirty), %s free\n", Bytes(Number(pool, "bytes")).c_str(),
-              Flag(pool, "locked") ? ", locked" : ", not locked", Flag(pool, "huge_pages") ? ", huge pages" : "",
-              Count(Whole(pool, "cached_blocks")).c_str(), Count(Whole(pool, "dirty_blocks")).c_str(),
-              Count(Whole(pool, "free_blocks")).c_str());
+              counters               ? ""
+              : Flag(pool, "locked") ? ", locked"
+                                     : ", not locked",
+              Flag(pool, "huge_pages") ? ", huge pages" : "", Count(Whole(pool, "cached_blocks")).c_str(),
+              Count(Whole(pool, "dirty_blocks")).c_str(), Count(Whole(pool, "free_blocks")).c_str());
   std::printf("arenas: %s of at most %s\n", Bytes(Number(s, "arenas_bytes")).c_str(),
               Bytes(Number(s, "arenas_limit_bytes")).c_str());
   if (Whole(s, "protocol_errors") != 0)
@@ -138,7 +178,7 @@ void PrintDaemon(const json& s) {
 
 int ShowStatus(const Question& question) {
   int exit_code = kFine;
-  const std::optional<json> answer = Ask(question, "status", &exit_code);
+  const std::optional<json> answer = Ask(question, "status", &exit_code, /*or_counters=*/true);
   if (!answer) return exit_code;
   if (!question.json) {
     PrintDaemon(*answer);
@@ -151,7 +191,7 @@ int ShowStatus(const Question& question) {
 
 int ShowPaths(const Question& question) {
   int exit_code = kFine;
-  const std::optional<json> answer = Ask(question, "paths", &exit_code);
+  const std::optional<json> answer = Ask(question, "paths", &exit_code, /*or_counters=*/true);
   if (!answer) return exit_code;
   if (!question.json) PrintPaths(*answer);
   return Health(*answer);
@@ -163,6 +203,19 @@ int ShowSessions(const Question& question) {
   if (!answer) return exit_code;
   if (!question.json) PrintSessions(*answer);
   return Health(*answer);
+}
+
+int ShowMetrics(const Question& question) {
+  int exit_code = kFine;
+  const std::optional<json> answer = Ask(question, "metrics", &exit_code);
+  if (!answer) return exit_code;
+  const auto text = answer->find("text");
+  if (text == answer->end() || !text->is_string()) {
+    std::fputs("mlpo-ctl: the daemon's answer to metrics has no text\n", stderr);
+    return kFailed;
+  }
+  if (!question.json) std::fputs(text->get_ref<const std::string&>().c_str(), stdout);
+  return kFine;
 }
 
 int RequestDrain(const Question& question) {

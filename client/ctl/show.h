@@ -15,6 +15,7 @@ struct Question {
 int ShowStatus(const Question& question);
 int ShowPaths(const Question& question);
 int ShowSessions(const Question& question);
+int ShowMetrics(const Question& question);
 int RequestDrain(const Question& question);
 
 }  // namespace mlpo::ctl

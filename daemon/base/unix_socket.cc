@@ -24,27 +24,6 @@ std::string Folder(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Status CheckFolder(const std::string& path) {
-  const std::string folder = Folder(path);
-  const std::string what = "folder " + folder + " of socket " + path;
-  struct stat st;
-  // The name itself first: a symlink that somebody else made could be turned elsewhere at any time.
-  if (::lstat(folder.c_str(), &st) != 0) {
-    const int error = errno;
-    return Status::Errno(error, what + (error == ENOENT ? " (create it, mode 0700)" : ""));
-  }
-  if (S_ISLNK(st.st_mode) && st.st_uid != ::geteuid() && st.st_uid != 0)
-    return Status(-EPERM, what + " is a symbolic link of uid " + std::to_string(st.st_uid) + ": refused");
-  if (::stat(folder.c_str(), &st) != 0) return Status::Errno(errno, what);
-  if (!S_ISDIR(st.st_mode)) return Status::Errno(ENOTDIR, what);
-  if (st.st_uid != ::geteuid() && st.st_uid != 0)
-    return Status(-EPERM, what + " belongs to uid " + std::to_string(st.st_uid) + ", not to uid " +
-                              std::to_string(::geteuid()) + " or root: use a folder of your own");
-  if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0 && (st.st_mode & S_ISVTX) == 0)
-    return Status(-EPERM, what + " can be written by others: chmod go-w " + folder);
-  return Status();
-}
-
 // Opens and locks "<path>.lock". Its holder unlinks it at the end, so the name is looked at again after locking.
 Result<UniqueFd> TakeLock(const std::string& path) {
   const std::string name = path + ".lock";
@@ -112,6 +91,27 @@ Status RemoveStale(const std::string& path, const sockaddr_un& address, int type
 
 }  // namespace
 
+Status CheckSocketFolder(const std::string& path) {
+  const std::string folder = Folder(path);
+  const std::string what = "folder " + folder + " of socket " + path;
+  struct stat st;
+  // The name itself first: a symlink that somebody else made could be turned elsewhere at any time.
+  if (::lstat(folder.c_str(), &st) != 0) {
+    const int error = errno;
+    return Status::Errno(error, what + (error == ENOENT ? " (create it, mode 0700)" : ""));
+  }
+  if (S_ISLNK(st.st_mode) && st.st_uid != ::geteuid() && st.st_uid != 0)
+    return Status(-EPERM, what + " is a symbolic link of uid " + std::to_string(st.st_uid) + ": refused");
+  if (::stat(folder.c_str(), &st) != 0) return Status::Errno(errno, what);
+  if (!S_ISDIR(st.st_mode)) return Status::Errno(ENOTDIR, what);
+  if (st.st_uid != ::geteuid() && st.st_uid != 0)
+    return Status(-EPERM, what + " belongs to uid " + std::to_string(st.st_uid) + ", not to uid " +
+                              std::to_string(::geteuid()) + " or root: use a folder of your own");
+  if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0 && (st.st_mode & S_ISVTX) == 0)
+    return Status(-EPERM, what + " can be written by others: chmod go-w " + folder);
+  return Status();
+}
+
 BoundSocket::BoundSocket(UniqueFd fd, UniqueFd lock, std::string path, dev_t device, ino_t inode)
     : fd_(std::move(fd)), lock_(std::move(lock)), path_(std::move(path)), device_(device), inode_(inode) {}
 
@@ -147,7 +147,7 @@ Result<BoundSocket> BindUnixSocket(const std::string& path, int type, mode_t mod
                                      std::to_string(sizeof address.sun_path - 1) + " are possible");
   std::memcpy(address.sun_path, path.data(), path.size());
 
-  if (Status status = CheckFolder(path); !status.ok()) return status;
+  if (Status status = CheckSocketFolder(path); !status.ok()) return status;
   Result<UniqueFd> lock = TakeLock(path);
   if (!lock.ok()) return lock.status();
   // Until the socket is whole, a failure takes the lock file away again (under the lock).

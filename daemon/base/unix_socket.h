@@ -41,6 +41,9 @@ class BoundSocket {
   ino_t inode_ = 0;
 };
 
+// Whether the folder of `path` is one in which we may bind a socket (see above).
+Status CheckSocketFolder(const std::string& path);
+
 // `type`: SOCK_STREAM or SOCK_SEQPACKET. `mode`: of the socket file; with `group` the file is given to that group,
 // before the mode lets the group in.
 Result<BoundSocket> BindUnixSocket(const std::string& path, int type, mode_t mode,

@@ -20,7 +20,10 @@ struct DaemonConfig {
   std::string group;        // group that may connect; "": the daemon's uid and root only
   std::string log_level = "info";
   uint32_t max_sessions = 1024;
-  int64_t drain_timeout_s = 300;  // SIGTERM: how long accepted work may take
+  int64_t drain_timeout_s = 300;    // SIGTERM: how long accepted work may take
+  std::string metrics_file;         // "": none; totals and paths as Prometheus text, for a textfile collector
+  int64_t metrics_interval_s = 15;  // between two writes of it
+  std::string metrics_listen;       // "": none; else an address of this host, as "127.0.0.1:9464"
 };
 
 struct MemoryConfig {

@@ -24,6 +24,9 @@ Result<Flags> ParseFlags(int argc, const char* const* argv, std::string* output)
   memory_given->type_name("SIZE");
   app.add_flag("--check-config", flags.check_config, "check the configuration and exit: 0 or 78");
   app.add_flag("--print-config", flags.print_config, "print the configuration with the origin of each value and exit");
+  app.add_flag("--doctor", flags.doctor,
+               "look whether this machine is in order for the configuration, print the findings as JSON and exit: 0 "
+               "fine, 1 it would not work, 2 it would work badly (mlpo-ctl doctor shows them)");
   bool version = false;
   app.add_flag("--version", version, "print the version and exit");
   try {

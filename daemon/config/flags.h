@@ -16,6 +16,7 @@ struct Flags {
   std::vector<std::string> paths;
   bool check_config = false;
   bool print_config = false;
+  bool doctor = false;
   bool answered = false;  // --help or --version: *output has the answer
 };
 

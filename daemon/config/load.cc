@@ -217,7 +217,12 @@ LoadOutcome LoadConfig(int argc, const char* const* argv, const Environment& env
   loader.TakeFiles(flags.config, system_file);
   loader.TakeEnvironment();
   loader.TakeFlags(flags);
-  loader.Finish(!flags.print_config);
+  loader.Finish(!flags.print_config && !flags.doctor);
+  outcome.doctor = flags.doctor;
+  if (flags.doctor && !loader.problems().empty()) {
+    outcome.problems = loader.problems();
+    return outcome;
+  }
   if (!loader.problems().empty()) {
     outcome.exit_code = loader.only_usage() ? EX_USAGE : EX_CONFIG;
     outcome.errors = Lines(loader.problems());

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "daemon/config/config.h"
 
@@ -23,6 +24,8 @@ struct LoadOutcome {
   int exit_code = 0;             // sysexits: 0 asked for output only, 64 wrong usage, 78 wrong configuration
   std::string output;            // for stdout
   std::string errors;            // for stderr, one line a problem
+  bool doctor = false;           // examine the machine for `config` instead; without one, for `problems`
+  std::vector<std::string> problems;
 };
 
 // node is never empty in the outcome, and each path has a name. `system_file`: for tests.

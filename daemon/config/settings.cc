@@ -1,5 +1,7 @@
 #include "daemon/config/settings.h"
 
+#include <arpa/inet.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -227,6 +229,25 @@ std::string CheckPlace(const std::string& text) {
   return "";
 }
 
+std::string CheckFile(const std::string& text) {
+  if (text.empty()) return "";
+  if (text.back() == '/') return "must name a file: \"" + text + "\"";
+  return CheckPlace(text);
+}
+
+// Metrics have no password: only this host may ask.
+std::string CheckListen(const std::string& text) {
+  if (text.empty()) return "";
+  const std::string rule = "\"" + Printable(text) + "\" is not 127.0.0.1:PORT or [::1]:PORT, PORT from 1 to 65535";
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos) return rule;
+  const std::string host = text.substr(0, colon);
+  in_addr v4{};
+  const bool loopback = host == "[::1]" || (::inet_pton(AF_INET, host.c_str(), &v4) == 1 && host.starts_with("127."));
+  const Result<uint64_t> port = ParseInteger(std::string_view(text).substr(colon + 1));
+  return loopback && port.ok() && port.value() >= 1 && port.value() <= 65535 ? "" : rule;
+}
+
 std::string CheckSocket(const std::string& text) {
   if (text.empty()) return "";
   // sun_path holds 107 bytes, and the control socket's name is 4 longer.
@@ -253,7 +274,10 @@ std::vector<Setting<Config>> BuildSettings() {
           Text("admin_group", &D::admin_group, CheckGroup), Text("group", &D::group, CheckGroup),
           Choice("log_level", &D::log_level, {"trace", "debug", "info", "warning", "error"}),
           Integer("max_sessions", &D::max_sessions, {.min = 1, .max = 65536}),
-          Duration("drain_timeout", &D::drain_timeout_s, {.min = 1, .max = 7 * 86400})});
+          Duration("drain_timeout", &D::drain_timeout_s, {.min = 1, .max = 7 * 86400}),
+          Text("metrics_file", &D::metrics_file, CheckFile),
+          Duration("metrics_interval", &D::metrics_interval_s, {.min = 1, .max = 3600}),
+          Text("metrics_listen", &D::metrics_listen, CheckListen)});
   using M = MemoryConfig;
   Append(&all, "memory", &Config::memory,
          {Size("pool", &M::pool_bytes, {}), Size("arenas", &M::arenas_bytes, {}),

@@ -58,6 +58,8 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   bool HasRoomFor(const Peer& peer) const;
   void Handle(const std::shared_ptr<Connection>& connection, const std::string& line);
   void Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
+  void Doctor(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  bool Refused(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
   void AskForSnapshot();
   void AnswerAll(const Snapshot& snapshot);
   void FailAll(RpcError code, const std::string& message);
@@ -75,6 +77,7 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   bool snapshot_asked_ = false;
   uint64_t snapshot_number_ = 0;
   std::vector<Waiter> asking_, next_;
+  std::vector<Waiter> patients_;  // who wait for the doctor
   RateLimit refusals_{10 * kNsPerS};
   bool stopped_ = false;
 };
@@ -188,24 +191,45 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     connection->Answer(std::move(refusal));
   } else if (request->method == "drain") {
     Drain(connection, *request);
+  } else if (request->method == "doctor") {
+    Doctor(connection, std::move(*request));
   } else if (request->method == "status" || request->method == "sessions" || request->method == "paths" ||
-             request->method == "version") {
+             request->method == "metrics" || request->method == "version") {
     (snapshot_asked_ ? next_ : asking_).push_back({connection, std::move(*request)});
     if (!snapshot_asked_) AskForSnapshot();
   } else {
     Reply(connection, *request,
           RpcErrorLine(request->id, RpcError::kNoMethod,
-                       "no such method; known: status, sessions, paths, version, drain"));
+                       "no such method; known: status, sessions, paths, metrics, doctor, version, drain"));
   }
 }
 
+// Whether the peer may not command the daemon; it has its answer then.
+bool ControlServer::Core::Refused(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {
+  if (IsAdmin(connection->peer())) return false;
+  Reply(connection, request,
+        RpcErrorLine(request.id, RpcError::kNotPermitted,
+                     request.method + " is for root, the daemon's user and members of its admin group"));
+  return true;
+}
+
+// One examination at a time: who asks meanwhile gets the same answer. It has deadlines of its own.
+void ControlServer::Core::Doctor(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  if (Refused(connection, request)) return;
+  patients_.push_back({connection, std::move(request)});
+  if (patients_.size() > 1) return;
+  handlers_.doctor([weak = weak_from_this()](const std::string& report) {
+    const auto self = weak.lock();
+    if (!self || self->stopped_) return;
+    for (const Waiter& waiter : std::exchange(self->patients_, {})) {
+      const auto patient = waiter.connection.lock();
+      if (patient && !patient->closed()) Reply(patient, waiter.request, RpcResultLine(waiter.request.id, report));
+    }
+  });
+}
+
 void ControlServer::Core::Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {
-  if (!IsAdmin(connection->peer())) {
-    Reply(connection, request,
-          RpcErrorLine(request.id, RpcError::kNotPermitted,
-                       "drain is for root, the daemon's user and members of its admin group"));
-    return;
-  }
+  if (Refused(connection, request)) return;
   spdlog::info("event=drain_requested uid={} pid={}", connection->peer().uid, connection->peer().pid);
   handlers_.drain();  // first: who reads the answer knows that it has begun
   Reply(connection, request, RpcResultLine(request.id, "{\"state\":\"draining\"}"));
@@ -239,6 +263,7 @@ void ControlServer::Core::AnswerAll(const Snapshot& snapshot) {
     const std::string result = method == "status"     ? StatusJson(snapshot, viewer)
                                : method == "sessions" ? SessionsJson(snapshot, viewer)
                                : method == "paths"    ? PathsJson(snapshot)
+                               : method == "metrics"  ? MetricsJson(snapshot, viewer)
                                                       : VersionJson(snapshot);
     Reply(connection, waiter.request, RpcResultLine(waiter.request.id, result));
   }

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "daemon/control/metrics.h"
 #include "proto/abi.h"
 
 namespace mlpo {
@@ -36,9 +37,7 @@ ordered_json Sessions(const Snapshot& snapshot, Viewer viewer) {
 }
 
 ordered_json Totals(const Snapshot& snapshot) {
-  uint64_t parameters = 0;
-  for (const SessionSnapshot& s : snapshot.sessions) parameters += s.parameters;
-  return {{"sessions", snapshot.sessions.size()}, {"parameters", parameters}};
+  return {{"sessions", snapshot.total_sessions}, {"parameters", snapshot.total_parameters}};
 }
 
 ordered_json Paths(const Snapshot& snapshot) {
@@ -100,6 +99,10 @@ std::string SessionsJson(const Snapshot& s, Viewer viewer) {
 }
 
 std::string PathsJson(const Snapshot& s) { return Dump({{"state", s.state}, {"paths", Paths(s)}}); }
+
+std::string MetricsJson(const Snapshot& s, Viewer viewer) {
+  return Dump({{"content_type", "text/plain; version=0.0.4; charset=utf-8"}, {"text", MetricsText(s, viewer)}});
+}
 
 std::string VersionJson(const Snapshot& s) {
   return Dump({{"version", s.version}, {"abi_major", MLPO_ABI_MAJOR}, {"abi_minor", MLPO_ABI_MINOR}});

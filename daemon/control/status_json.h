@@ -16,5 +16,6 @@ std::string StatusJson(const Snapshot& snapshot, Viewer viewer);
 std::string SessionsJson(const Snapshot& snapshot, Viewer viewer);  // {"state", "sessions", "totals"}
 std::string PathsJson(const Snapshot& snapshot);                    // {"state", "paths"}
 std::string VersionJson(const Snapshot& snapshot);                  // {"version", "abi_major", "abi_minor"}
+std::string MetricsJson(const Snapshot& snapshot, Viewer viewer);   // {"content_type", "text"}
 
 }  // namespace mlpo

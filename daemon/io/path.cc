@@ -205,6 +205,11 @@ uint64_t Path::AvailableBytes() const {
   return std::min(free_bytes.value(), impl_->LeftOfCapacity(config_.capacity_bytes));
 }
 
+uint64_t Path::ReservedBytes() const {
+  std::lock_guard lock(impl_->mutex);
+  return impl_->reserved_bytes;
+}
+
 Result<FileId> Path::CreateFile(const FileOwner& owner) {
   if (!IsFolderName(owner.job)) return Status::Invalid("a job name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
   const std::string job = JobFolder(owner), rank = RankFolder(owner);

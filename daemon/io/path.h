@@ -51,6 +51,8 @@ class Path {
   bool direct_io() const { return direct_io_; }
   // Free bytes that new extents may take now: file system and configured capacity, less what is reserved.
   uint64_t AvailableBytes() const;
+  // Of all files. Thread-safe.
+  uint64_t ReservedBytes() const;
 
   // Makes a session's state file with its header. The FileId is unique on this path and never reused.
   Result<FileId> CreateFile(const FileOwner& owner);

@@ -16,6 +16,7 @@
 
 #include "daemon/base/unique_fd.h"
 #include "daemon/io/path_folders.h"
+#include "daemon/io/scratch_layout.h"
 #include "proto/abi.h"
 
 namespace mlpo {
@@ -128,7 +129,41 @@ Status ProbeDirect(int folder_fd, const std::string& shown, const std::byte* pat
   return Status();
 }
 
+// The deepest folder of <directory>/mlpo/<uid>/<node> that is there, checked as at start; *shown gets its name.
+Result<UniqueFd> OpenDeepest(const std::string& directory, const std::string& node, std::string* shown) {
+  *shown = directory;
+  Result<UniqueFd> folder = OpenPathDirectory(directory);
+  for (const std::string& name : {std::string(kTopFolder), std::to_string(::geteuid()), node}) {
+    if (!folder.ok()) return folder;
+    struct stat st;
+    if (::fstatat(folder->get(), name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) return folder;
+      return PathError(errno, "looking at", *shown + "/" + name);
+    }
+    *shown += "/" + name;
+    folder = name == kTopFolder ? OpenTopFolder(folder->get(), *shown) : OpenOwnFolder(folder->get(), name, *shown);
+  }
+  return folder;
+}
+
 }  // namespace
+
+Result<ProbeResult> CheckPath(const std::string& directory, const std::string& node, bool want_direct) {
+  std::string shown;
+  Result<UniqueFd> folder = OpenDeepest(directory, node, &shown);
+  if (!folder.ok()) return folder.status();
+  uint64_t random = 0;
+  if (::getrandom(&random, sizeof random, 0) != sizeof random) return Status::Errno(errno, "getrandom");
+  const std::string name = ".mlpo-check-" + std::to_string(random);
+  if (::mkdirat(folder->get(), name.c_str(), 0700) != 0) return PathError(errno, "making a folder in", shown);
+  UniqueFd own(::openat(folder->get(), name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  Result<ProbeResult> result = own ? ProbeFolder(own.get(), shown, want_direct)
+                                   : Result<ProbeResult>(PathError(errno, "opening a folder in", shown));
+  own.reset();
+  if (::unlinkat(folder->get(), name.c_str(), AT_REMOVEDIR) != 0 && result.ok())
+    return PathError(errno, "removing " + name + " from", shown);
+  return result;
+}
 
 Result<ProbeResult> ProbeFolder(int folder_fd, const std::string& shown, bool want_direct) {
   Aligned pattern(kProbeBytes), back(kProbeBytes);

@@ -22,4 +22,8 @@ struct ProbeResult {
 // buffered I/O works. `shown` names the folder in messages.
 Result<ProbeResult> ProbeFolder(int folder_fd, const std::string& shown, bool want_direct);
 
+// What Path::Open would find, without its lock, and leaving nothing behind: the probe in a folder of its own, inside
+// the deepest that is there of <directory>/mlpo/<our uid>/<node>. Any thread.
+Result<ProbeResult> CheckPath(const std::string& directory, const std::string& node, bool want_direct);
+
 }  // namespace mlpo

@@ -22,6 +22,13 @@ class IoFaults;
 
 using TransferResults = MessageQueue<TransferResult>;
 
+// Whether this process can set up and enter an io_uring: the kernel's errno if not.
+Status ProbeUring();
+
+// A pool of 4 KiB pages is registered only up to so many bytes, all rings together: each GiB costs 6 MiB of kernel
+// memory and 21 ms.
+inline constexpr uint64_t kMaxSmallPageBytes = uint64_t{64} << 30;
+
 class PathQueue {
  public:
   struct Options {

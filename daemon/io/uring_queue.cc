@@ -16,8 +16,6 @@ namespace mlpo {
 namespace {
 
 constexpr uint64_t kInboxToken = 0;  // no piece has it
-// 4 KiB pages cost 6 MiB of kernel memory and 21 ms a GiB in each ring: beyond this it is not worth it.
-constexpr uint64_t kMaxSmallPageBytes = uint64_t{64} << 30;
 constexpr int64_t kEnterPauseNs = kNsPerMs;
 
 // From the best mode for one thread that submits and reaps to what Linux 5.10 has. A mode that the kernel does not
@@ -34,7 +32,44 @@ constexpr unsigned kModes[] = {
 
 __kernel_timespec Timespec(int64_t ns) { return {ns / kNsPerS, ns % kNsPerS}; }
 
+Status SetUpRing(unsigned entries, io_uring* ring) {
+  int error = 0;
+  for (const unsigned mode : kModes) {
+    error = -::io_uring_queue_init(entries, ring, mode);
+    if (error == 0) return Status();
+    if (error != EINVAL) break;  // else step down
+  }
+  return Status::Errno(error, "io_uring_setup");
+}
+
+// A seccomp filter may let the ring be made and refuse to enter it.
+Status EnterRing(io_uring* ring) {
+  io_uring_sqe* sqe = ::io_uring_get_sqe(ring);
+  MLPO_CHECK(sqe != nullptr);
+  ::io_uring_prep_nop(sqe);
+  ::io_uring_sqe_set_data64(sqe, kInboxToken);
+  int rc;
+  do {
+    rc = ::io_uring_submit_and_wait(ring, 1);
+  } while (rc == -EINTR);
+  io_uring_cqe* cqe = nullptr;
+  if (rc >= 0) rc = ::io_uring_peek_cqe(ring, &cqe);
+  if (rc < 0) return Status::Errno(-rc, "io_uring_enter");
+  const int error = cqe->res < 0 ? -cqe->res : 0;
+  ::io_uring_cqe_seen(ring, cqe);
+  return error == 0 ? Status() : Status::Errno(error, "io_uring_enter");
+}
+
 }  // namespace
+
+Status ProbeUring() {
+  io_uring ring{};
+  const Status made = SetUpRing(1, &ring);
+  if (!made.ok()) return made;
+  const Status entered = EnterRing(&ring);
+  ::io_uring_queue_exit(&ring);
+  return entered;
+}
 
 UringQueue::UringQueue(const Options& options, const Path* path, const BufferPool* pool, TransferResults* results)
     : options_(options),
@@ -89,18 +124,12 @@ Status UringQueue::SetUp() {
 }
 
 Status UringQueue::MakeRing() {
-  int error = FaultAt("io_uring_setup");
-  for (const unsigned mode : kModes) {
-    if (error != 0) break;
-    error = -::io_uring_queue_init(options_.depth + 1, &ring_, mode);  // + 1: the poll of the inbox
-    if (error == 0) {
-      ring_made_ = true;
-      BoundWorkers();
-      return Status();
-    }
-    if (error == EINVAL && mode != 0) error = 0;  // step down
-  }
-  return Status::Errno(error, "io_uring_setup");
+  if (const int error = FaultAt("io_uring_setup"); error != 0) return Status::Errno(error, "io_uring_setup");
+  const Status made = SetUpRing(options_.depth + 1, &ring_);  // + 1: the poll of the inbox
+  if (!made.ok()) return made;
+  ring_made_ = true;
+  BoundWorkers();
+  return Status();
 }
 
 // Buffered writes run in kernel threads that take a core each; without a bound as many as four times the cores.
@@ -110,28 +139,9 @@ void UringQueue::BoundWorkers() {
   if (rc < 0) spdlog::debug("event=io_workers_not_bounded path={} errno={}", path_->name(), -rc);  // before Linux 5.15
 }
 
-// A seccomp filter may let the ring be made and refuse to enter it.
 Status UringQueue::TryRing() {
-  int error = FaultAt("io_uring_enter");
-  if (error == 0) {
-    io_uring_sqe* sqe = ::io_uring_get_sqe(&ring_);
-    MLPO_CHECK(sqe != nullptr);
-    ::io_uring_prep_nop(sqe);
-    ::io_uring_sqe_set_data64(sqe, kInboxToken);
-    int rc;
-    do {
-      rc = ::io_uring_submit_and_wait(&ring_, 1);
-    } while (rc == -EINTR);
-    io_uring_cqe* cqe = nullptr;
-    if (rc >= 0) rc = ::io_uring_peek_cqe(&ring_, &cqe);
-    if (rc < 0) {
-      error = -rc;
-    } else {
-      error = cqe->res < 0 ? -cqe->res : 0;
-      ::io_uring_cqe_seen(&ring_, cqe);
-    }
-  }
-  return error == 0 ? Status() : Status::Errno(error, "io_uring_enter");
+  if (const int error = FaultAt("io_uring_enter"); error != 0) return Status::Errno(error, "io_uring_enter");
+  return EnterRing(&ring_);
 }
 
 Status UringQueue::RegisterPool() {

@@ -68,6 +68,8 @@ struct Snapshot {
   uint64_t lost_wakeups = 0;     // work found by a time-out: 0 unless there is a bug
   uint64_t arenas_bytes = 0;
   uint64_t arenas_limit_bytes = 0;
+  uint64_t total_sessions = 0;  // of all users; `sessions` may be left empty beside it
+  uint64_t total_parameters = 0;
   std::vector<SessionSnapshot> sessions;
   std::vector<PathSnapshot> paths;
   PoolSnapshot pool;

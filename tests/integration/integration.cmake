@@ -8,3 +8,8 @@ mlpo_test(training_test LIBS mlpo_daemon_process mlpo_client_static mlpo_adam
 
 add_test(NAME bench_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/integration/bench_test.sh ${PROJECT_BINARY_DIR}/bin)
 set_tests_properties(bench_test PROPERTIES TIMEOUT 120)
+
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME inspect_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/integration/inspect_test.py
+                                   ${PROJECT_BINARY_DIR}/bin)
+set_tests_properties(inspect_test PROPERTIES TIMEOUT 300)

@@ -58,6 +58,8 @@ inline mlpo::Snapshot MadeUpSnapshot() {
   other.uid = 4000;
   other.parameters = 1000;
   s.sessions = {mine, other};
+  s.total_sessions = 2;
+  s.total_parameters = 268001000;
   mlpo::PathSnapshot path;
   path.name = "nvme";
   path.directory = "/mnt/nvme";
@@ -84,7 +86,7 @@ class ControlScene {
   std::string socket = dir / "mlpo.sock";      // the session socket: not there; its ".ctl" is the server's
   mlpo::Snapshot snapshot = MadeUpSnapshot();  // set before Start, or in the server's thread
   bool hold_answers = false;                   // snapshots are not answered until Release()
-  std::atomic<int> asked{0}, drains{0};
+  std::atomic<int> asked{0}, drains{0}, examinations{0};
   mlpo::ControlOptions options;
 
   ControlScene() { options.path = socket + ".ctl"; }
@@ -109,6 +111,10 @@ class ControlScene {
     handlers.drain = [this] {
       ++drains;
       snapshot.state = "draining";
+    };
+    handlers.doctor = [this](std::function<void(std::string)> answer) {
+      ++examinations;
+      answer(R"({"state":"fine","findings":[]})");
     };
     OnServerThread([&] {
       auto opened = mlpo::ControlServer::Open(io_, options, std::move(handlers));

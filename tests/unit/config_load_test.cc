@@ -20,6 +20,9 @@ group = "gpu"
 log_level = "debug"
 max_sessions = 12
 drain_timeout = "5min"
+metrics_file = "/run/mlpo/mlpo.prom"
+metrics_interval = "30s"
+metrics_listen = "127.0.0.1:9464"
 
 [memory]
 pool = "64GiB"
@@ -64,6 +67,9 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.daemon.log_level == "debug");
   CHECK(config.daemon.max_sessions == 12);
   CHECK(config.daemon.drain_timeout_s == 300);
+  CHECK(config.daemon.metrics_file == "/run/mlpo/mlpo.prom");
+  CHECK(config.daemon.metrics_interval_s == 30);
+  CHECK(config.daemon.metrics_listen == "127.0.0.1:9464");
   CHECK(config.memory.pool_bytes == 68719476736ull);
   CHECK(config.memory.arenas_bytes == 48000000000ull);
   CHECK(config.memory.block_elements == 2097152);
@@ -99,14 +105,14 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
   ConfigScene scene;
   const Config config = scene.Good(scene.LoadText(kEverySetting));
   CheckEverySetting(config);
-  CHECK(config.origins.at("memory.pool") == (scene.dir() / "mlpo.toml") + ":12");
-  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":37");
+  CHECK(config.origins.at("memory.pool") == (scene.dir() / "mlpo.toml") + ":15");
+  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":40");
   CHECK(config.origins.at("path.pfs.capacity") == "default");
 }
 
 TEST_CASE("LoadConfig.TheTableHasEveryFieldOfConfig") {
-  // Each field of config.h must be settable and printed: 7 + 5 + 3 + 3 and 9 a path.
-  CHECK(Settings().size() == 18);
+  // Each field of config.h must be settable and printed: 10 + 5 + 3 + 3 and 9 a path.
+  CHECK(Settings().size() == 21);
   CHECK(PathSettings().size() == 9);
 }
 
@@ -117,7 +123,7 @@ TEST_CASE("PrintConfig.LoadsBackToTheSame") {
   REQUIRE(printed.errors == "");
   CHECK(printed.exit_code == 0);
   CHECK_FALSE(printed.config.has_value());
-  CHECK(Has(printed.output, "pool = \"64GiB\"  # " + file + ":12"));
+  CHECK(Has(printed.output, "pool = \"64GiB\"  # " + file + ":15"));
   CHECK(Has(printed.output, "capacity = 0  # default"));
   CheckEverySetting(scene.Good(scene.LoadText(printed.output)));
 
@@ -228,7 +234,7 @@ TEST_CASE("LoadConfig.PathFlagsReplaceTheFilesPathsAndKeepTheirSettings") {
   CHECK(config.paths[2].name == "data-2");  // made unique
   CHECK(config.paths[3].name == "root");
   CHECK(config.origins.at("path.data.directory") == "command line --path");
-  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":35");
+  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":38");
 }
 
 TEST_CASE("LoadConfig.RelativeFlagsAreMadeAbsolute") {

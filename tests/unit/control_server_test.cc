@@ -284,6 +284,16 @@ TEST_CASE("C30_ControlServer.OthersSeeTheirOwnSessionsAndCommandNothing") {
   CHECK(stranger->Call("sessions")["result"]["sessions"].size() == 1);
   CHECK(ErrorOf(stranger->Call("drain")) == -32001);
   CHECK(scene.drains == 0);
+  CHECK(ErrorOf(stranger->Call("doctor")) == -32001);
+  CHECK(scene.examinations == 0);
+  CHECK(admin->Call("doctor")["result"]["state"] == "fine");
+  const std::string metrics = stranger->Call("metrics")["result"]["text"];
+  CHECK(metrics.find("mlpo_session_parameters{job=\"mine\",rank=\"1\",uid=\"65534\"} 268000000\n") !=
+        std::string::npos);
+  CHECK(metrics.find("mlpo_parameters 268001000\n") != std::string::npos);
+  CHECK(metrics.find("job=\"other\"") == std::string::npos);
+  const std::string all = admin->Call("metrics")["result"]["text"];
+  CHECK(all.find("job=\"other\"") != std::string::npos);
   CHECK(admin->Call("status")["result"]["sessions"].size() == 2);
   CHECK(admin->Call("drain").contains("result"));
   CHECK(scene.drains == 1);

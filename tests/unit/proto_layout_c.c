@@ -7,6 +7,7 @@
 /* */
 #include "proto/abi.h"
 #include "proto/command.h"
+#include "proto/counters.h"
 #include "proto/status.h"
 #include "proto/tensor.h"
 /* The C API must be C too. */

@@ -10,6 +10,7 @@
 #include "proto/abi.h"
 #include "proto/command.h"
 #include "proto/control.h"
+#include "proto/counters.h"
 #include "proto/ring.h"
 #include "proto/status.h"
 #include "proto/tensor.h"

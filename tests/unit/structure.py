@@ -7,6 +7,7 @@
     daemon/types     base, proto and itself
     daemon/STAGE     base, config, proto, types and itself: stages never include each other
     daemon/*.{h,cc}  connects the stages: all of them
+    daemon/doctor    adam and io besides what a stage may include: it asks their probes
     daemon/bench     adam, io and the client besides what a stage may include
 
 Only session, completion and the wiring see the ring; only io/uring_* sees liburing; scheduler and types make no system
@@ -22,7 +23,7 @@ import re
 from typing import Iterator
 
 STAGES = ("config", "io", "adam", "scheduler", "session", "completion", "checkpoint", "control")
-FOLDERS = ("base", "types", "bench", *STAGES)
+FOLDERS = ("base", "types", "bench", "doctor", *STAGES)
 RING = ("proto/ring.h", "proto/spsc_ring.hpp")
 SOURCES = (".h", ".hpp", ".c", ".cc")
 LIBC = {
@@ -52,6 +53,8 @@ def _may_include(folder: str) -> set[str]:
     if folder == "types":
         return {own, "proto", "daemon/base"}
     allowed = {own, "proto", "daemon/base", "daemon/config", "daemon/types"}
+    if folder == "doctor":
+        allowed |= {"daemon/adam", "daemon/io"}
     if folder == "bench":
         allowed |= {"daemon/adam", "daemon/io", "client"}
     return allowed

@@ -1,0 +1,558 @@
+"""mlpo-ctl doctor, metrics and the counters, with real daemons. Argument: the folder of the programs.
+
+What is compared with what: metrics (read by prometheus_client's parser) with status; the counters file (read by the layout
+of FORMAT.md) with status; the doctor's findings with what this test does to the machine that the daemon sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import urllib.request
+from typing import Callable, Iterator
+
+BIN = pathlib.Path(sys.argv[1])
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("MLPO_")}
+DEADLINE = 60
+libc = ctypes.CDLL(None, use_errno=True)
+
+HEADER = struct.Struct("<QIIQiIqqqqII11Q32s136s")  # FORMAT.md, section 9
+HEADER_FIELDS = (
+    "magic version bytes sequence pid paths started_ns written_ns main_beat_ns data_beat_ns state adam_workers sessions "
+    "parameters protocol_errors lost_wakeups arenas_bytes arenas_limit_bytes pool_bytes pool_buffer_bytes cached_blocks "
+    "dirty_blocks free_blocks daemon_version node"
+).split()
+PATH = struct.Struct("<136s256sIIII8Q")
+PATH_FIELDS = (
+    "name directory state engine direct_io in_flight read_bytes written_bytes read_bytes_per_s write_bytes_per_s "
+    "scratch_bytes checkpoint_bytes read_errors write_errors"
+).split()
+
+
+def ctl(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "mlpo-ctl"), *arguments]
+    return subprocess.run(command, env=CLEAN, timeout=DEADLINE, capture_output=True, text=True, **options)  # type: ignore
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError("it did not come true in time")
+        time.sleep(0.02)
+
+
+def read_counters(file: str) -> dict[str, object]:
+    data = pathlib.Path(file).read_bytes()
+    header = dict(zip(HEADER_FIELDS, HEADER.unpack_from(data)))
+    header["path_records"] = [
+        dict(zip(PATH_FIELDS, PATH.unpack_from(data, HEADER.size + i * PATH.size))) for i in range(header["paths"])
+    ]
+    header["length"] = len(data)
+    return header
+
+
+class Daemon:
+    def __init__(self, folder: pathlib.Path, config: str) -> None:
+        self.folder, self.socket = folder, str(folder / "mlpo.sock")
+        (folder / "mlpo.toml").write_text(config + '\n[memory]\npool = "16MiB"\nblock = 16384\narenas = "64MiB"\n')
+        self.paths = [folder / "one", folder / "two"]
+        for path in self.paths:
+            path.mkdir(exist_ok=True)
+        command = [BIN / "mlpo-daemon", "--config", folder / "mlpo.toml", "--socket", self.socket]
+        for path in self.paths:
+            command += ["--path", path]
+        self.log = folder / "log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, env=CLEAN, stdout=log, stderr=log)
+        eventually(self.ready)
+
+    def ready(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(self.log.read_text())
+        return b"event=ready" in self.log.read_bytes()
+
+    def thread(self, name: str) -> int:
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            if (task / "comm").read_text().strip() == name:
+                return int(task.name)
+        raise AssertionError(f"no thread {name}")
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE)
+
+
+@contextlib.contextmanager
+def stopped_thread(thread: int) -> Iterator[None]:
+    """Stops one thread alone, as if it were stuck."""
+    seize, interrupt, detach, wall = 0x4206, 0x4207, 17, 0x40000000
+    if libc.ptrace(seize, thread, None, None) != 0:
+        raise unittest.SkipTest(f"ptrace is not allowed here: {os.strerror(ctypes.get_errno())}")
+    try:
+        assert libc.ptrace(interrupt, thread, None, None) == 0
+        os.waitpid(thread, wall)
+        yield
+    finally:
+        libc.ptrace(detach, thread, None, None)
+
+
+class Case(unittest.TestCase):
+    def setUp(self) -> None:
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="mlpo-inspect-"))
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+
+    def daemon(self, folder: str = "", config: str = "") -> Daemon:
+        (self.folder / folder).mkdir(exist_ok=True)
+        daemon = Daemon(self.folder / folder, config)
+        self.addCleanup(daemon.process.wait)
+        self.addCleanup(daemon.process.kill)
+        return daemon
+
+    def train(self, daemon: Daemon) -> None:
+        command = [BIN / "mlpo-bench", "train", "--params", "2M", "--steps", "3", "--socket", daemon.socket, "--json"]
+        result = subprocess.run(command, env=CLEAN, timeout=DEADLINE, capture_output=True, text=True)
+        self.assertEqual(result.returncode, 0, result.stderr)
+
+
+class Counters(Case):
+    def test_they_say_what_status_says(self) -> None:
+        daemon = self.daemon()
+        self.train(daemon)
+        file = daemon.socket + ".counters"
+        self.assertEqual(stat.S_IMODE(os.stat(file).st_mode), 0o644)
+        status = json.loads(ctl("status", "--json", "--socket", daemon.socket).stdout)
+        self.assertGreater(status["paths"][0]["written_bytes"], 0)
+        eventually(lambda: read_counters(file)["path_records"][0]["written_bytes"] == status["paths"][0]["written_bytes"])
+        eventually(lambda: read_counters(file)["sessions"] == 0)
+        counters = read_counters(file)
+        self.assertEqual(counters["length"], counters["bytes"])
+        self.assertEqual((counters["magic"], counters["version"]), (0x52544E434F504C4D, 1))
+        self.assertEqual(counters["pid"], daemon.process.pid)
+        self.assertEqual(counters["pool_bytes"], status["pool"]["bytes"])
+        self.assertEqual(counters["node"].rstrip(b"\0").decode(), status["node"])
+        for record, path in zip(counters["path_records"], status["paths"], strict=True):
+            for key in ("read_bytes", "written_bytes", "scratch_bytes", "read_errors", "write_errors"):
+                self.assertEqual(record[key], path[key], key)
+            self.assertEqual(record["directory"].rstrip(b"\0").decode(), path["directory"])
+        now = time.monotonic_ns()
+        for beat in ("written_ns", "main_beat_ns", "data_beat_ns"):
+            self.assertLess(abs(now - counters[beat]), 5e9, beat)
+        self.assertEqual(daemon.end(), 0)
+        self.assertFalse(os.path.exists(file))
+
+    def test_nobody_is_named(self) -> None:
+        daemon = self.daemon()
+        self.train(daemon)
+        self.assertNotIn(b"bench", pathlib.Path(daemon.socket + ".counters").read_bytes())
+
+    def test_a_stuck_thread(self) -> None:
+        one, two = self.daemon("a"), self.daemon("b")  # at once: each takes until the thread counts as stuck
+        beat = lambda daemon, name: read_counters(daemon.socket + ".counters")[name]  # noqa: E731
+        with stopped_thread(one.process.pid), stopped_thread(two.thread("mlpo-data")):
+            eventually(lambda: time.monotonic_ns() - beat(one, "main_beat_ns") > 5.2e9)
+            eventually(lambda: time.monotonic_ns() - beat(two, "data_beat_ns") > 5.2e9)
+            shown = ctl("status", "--json", "--timeout", "0.5", "--socket", one.socket)
+            self.assertEqual(shown.returncode, 2, shown.stderr)
+            status = json.loads(shown.stdout)
+            self.assertEqual(status["counters"]["not_answering"], ["main"])
+            self.assertGreater(status["counters"]["main_s"], 5)
+            self.assertLess(status["counters"]["data_s"], 5)
+            self.assertEqual([path["name"] for path in status["paths"]], ["one", "two"])
+            text = ctl("paths", "--timeout", "0.5", "--socket", one.socket).stdout
+            self.assertIn("its main thread has not gone round its loop for", text)
+            self.assertIn(str(one.paths[1]), text)
+            shown = ctl("status", "--json", "--timeout", "0.5", "--socket", two.socket)
+            self.assertEqual(shown.returncode, 1, shown.stderr)
+            self.assertEqual(json.loads(shown.stdout)["counters"]["not_answering"], ["data"])
+        for daemon in one, two:
+            eventually(lambda daemon=daemon: ctl("status", "--socket", daemon.socket).returncode == 0)
+
+    def test_a_stopped_daemon_and_a_dead_one(self) -> None:
+        daemon = self.daemon()
+        daemon.process.send_signal(signal.SIGSTOP)
+        shown = ctl("status", "--socket", daemon.socket)
+        self.assertIn("does not answer", shown.stdout)
+        self.assertIn(str(daemon.paths[0]), shown.stdout)
+        daemon.end(signal.SIGKILL)
+        file = daemon.socket + ".counters"
+        self.assertTrue(os.path.exists(file))
+        with listening(daemon.socket + ".ctl"):
+            shown = ctl("status", "--timeout", "0.2", "--socket", daemon.socket)
+            self.assertEqual(shown.returncode, 69)
+            self.assertIn("the daemon that wrote it has died", shown.stderr)
+        os.unlink(daemon.socket + ".ctl")
+        before = read_counters(file)["started_ns"]
+        daemon.log.write_bytes(b"")
+        again = self.daemon()
+        self.assertGreater(read_counters(file)["started_ns"], before)
+        self.assertEqual(again.end(), 0)
+
+    def test_what_is_no_counters_file(self) -> None:
+        daemon = self.daemon()
+        good = pathlib.Path(daemon.socket + ".counters").read_bytes()
+        daemon.end()
+        name = self.folder / "other.sock"
+        file = self.folder / "other.sock.counters"
+        bad = {
+            "cut short": [b"", good[:100], good[:327]],
+            "does not begin": [b"X" + good[1:], bytes(len(good))],
+            "its layout is version 2": [good[:8] + struct.pack("<I", 2) + good[12:]],
+            "bytes, and says": [good[:-1], good + b"x", good[:28] + struct.pack("<I", 0xFFFFFFFF) + good[32:],
+                                good[:12] + struct.pack("<I", 0xFFFFFFFF) + good[16:]],
+            "which is too many": [good + bytes(2 << 20)],
+        }  # fmt: skip
+        with listening(f"{name}.ctl"):
+            for expected, contents in bad.items():
+                for content in contents:
+                    file.write_bytes(content)
+                    with self.subTest(expected, bytes=len(content)), locked(file):
+                        shown = ctl("status", "--timeout", "0.1", "--socket", str(name))
+                        self.assertEqual((shown.returncode, shown.stdout), (69, ""))
+                        self.assertIn(expected, shown.stderr)
+            # States, engines and texts without an end are shown, not trusted. It is odd: as if being written for ever.
+            wild = bytearray(good)
+            wild[16:24] = struct.pack("<Q", 7)
+            wild[64:68] = b"\xff\xff\xff\xff"
+            wild[192:] = b"\xff" * (len(wild) - 192)
+            file.write_bytes(wild)
+            with locked(file):
+                shown = ctl("status", "--json", "--timeout", "0.1", "--socket", str(name))
+                self.assertEqual(json.loads(shown.stdout)["state"], "?")
+            for make in (lambda: file.symlink_to(self.folder / "mlpo.toml"), lambda: os.mkfifo(file), file.mkdir):
+                file.unlink()
+                make()
+                shown = ctl("status", "--timeout", "0.1", "--socket", str(name))
+                self.assertEqual((shown.returncode, shown.stdout), (69, ""))
+                if file.is_dir():
+                    file.rmdir()
+                    file.touch()
+
+    def test_a_foreign_thing_in_its_place_is_a_start_error(self) -> None:
+        (self.folder / "mlpo.sock.counters").mkdir()
+        with self.assertRaisesRegex(AssertionError, "mlpo.sock.counters is not a regular file: remove it"):
+            self.daemon()
+
+
+@contextlib.contextmanager
+def listening(name: str) -> Iterator[None]:
+    """A socket that accepts and never answers."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.bind(name)
+        silent.listen(100)
+        yield
+
+
+@contextlib.contextmanager
+def locked(file: pathlib.Path) -> Iterator[None]:
+    with file.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    sys.path.append("/usr/lib/python3/dist-packages")  # where Debian has it, whichever Python runs this
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError:
+        raise unittest.SkipTest("python3-prometheus-client is not installed") from None
+    finally:
+        sys.path.pop()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def sample(metrics: dict, name: str, **labels: str) -> float:
+    return metrics[name, tuple(sorted(labels.items()))]
+
+
+class Metrics(Case):
+    def compare(self, metrics: dict, status: dict) -> None:
+        self.assertEqual(sample(metrics, "mlpo_pool_bytes"), status["pool"]["bytes"])
+        self.assertEqual(sample(metrics, "mlpo_pool_free_blocks"), status["pool"]["free_blocks"])
+        self.assertEqual(sample(metrics, "mlpo_sessions"), status["totals"]["sessions"])
+        self.assertEqual(sample(metrics, "mlpo_arenas_limit_bytes"), status["arenas_limit_bytes"])
+        self.assertEqual(sample(metrics, "mlpo_state", state=status["state"]), 1)
+        states = [value for (name, _), value in metrics.items() if name == "mlpo_state"]
+        self.assertEqual((len(states), sum(states)), (4, 1))
+        for path in status["paths"]:
+            for direction, key, errors in (("read", "read_bytes", "read_errors"), ("write", "written_bytes", "write_errors")):
+                of_path = {"path": path["name"], "direction": direction}
+                self.assertEqual(sample(metrics, "mlpo_path_bytes_total", **of_path), path[key])
+                self.assertEqual(sample(metrics, "mlpo_path_errors_total", **of_path), path[errors])
+            self.assertEqual(sample(metrics, "mlpo_path_state", path=path["name"], state=path["state"]), 1)
+            info = {"path": path["name"], "directory": path["directory"], "engine": path["engine"]}
+            self.assertEqual(sample(metrics, "mlpo_path_info", **info), 1)
+
+    def test_text_file_and_http(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        file = self.folder / "metrics.prom"
+        daemon = self.daemon(
+            config=f'[daemon]\nmetrics_file = "{file}"\nmetrics_interval = 1\nmetrics_listen = "127.0.0.1:{port}"\n'
+        )
+        self.train(daemon)
+        eventually(lambda: not json.loads(ctl("status", "--json", "--socket", daemon.socket).stdout)["sessions"])
+        status = json.loads(ctl("status", "--json", "--socket", daemon.socket).stdout)
+        self.assertGreater(status["paths"][0]["written_bytes"], 0)
+        self.compare(parse(ctl("metrics", "--socket", daemon.socket).stdout), status)
+        as_json = json.loads(ctl("metrics", "--json", "--socket", daemon.socket).stdout)
+        self.compare(parse(as_json["text"]), status)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=DEADLINE) as answer:
+            over_http = parse(answer.read().decode())
+        self.compare(over_http, status)
+        self.assertLess(sample(over_http, "mlpo_thread_beat_age_seconds", thread="data"), 5)
+        written = sample(parse(as_json["text"]), "mlpo_path_bytes_total", path="one", direction="write")
+        in_file = lambda: parse(file.read_text()).get(  # noqa: E731
+            ("mlpo_path_bytes_total", (("direction", "write"), ("path", "one")))
+        )
+        eventually(lambda: in_file() == written)
+        self.compare(parse(file.read_text()), status)
+        self.assertEqual(stat.S_IMODE(file.stat().st_mode), 0o644)
+        self.assertEqual(daemon.end(), 0)
+        self.assertFalse(file.exists())
+        self.assertEqual([entry.name for entry in self.folder.iterdir() if "metrics" in entry.name], [])
+
+    def test_sessions_are_for_who_may_see_them(self) -> None:
+        daemon = self.daemon()
+        script = (
+            f"{BIN}/mlpo-ctl metrics --socket {daemon.socket} > {self.folder}/during;"
+            f"{BIN}/mlpo-ctl status --json --socket {daemon.socket} > {self.folder}/status"
+        )
+        # A session that lives while its metrics are asked for.
+        command = [BIN / "mlpo-bench", "train", "--params", "8M", "--steps", "100000", "--socket", daemon.socket]
+        trainer = subprocess.Popen(command, env=CLEAN, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            first_update = lambda text: any(  # noqa: E731
+                name == "mlpo_session_epoch" and epoch > 0 for (name, _), epoch in parse(text).items()
+            )
+            eventually(lambda: first_update(ctl("metrics", "--socket", daemon.socket).stdout))
+            subprocess.run(["bash", "-c", script], env=CLEAN, timeout=DEADLINE, check=True)
+        finally:
+            os.killpg(trainer.pid, signal.SIGKILL)
+            trainer.wait()
+        metrics = parse((self.folder / "during").read_text())
+        session = json.loads((self.folder / "status").read_text())["sessions"][0]
+        labels = {"job": session["job"], "rank": str(session["rank"]), "uid": str(os.geteuid())}
+        self.assertEqual(sample(metrics, "mlpo_session_parameters", **labels), session["parameters"])
+        self.assertLessEqual(sample(metrics, "mlpo_session_epoch", **labels), session["epoch"])
+        self.assertGreater(sample(metrics, "mlpo_session_submissions_total", **labels), 0)
+
+    def test_only_this_host_may_listen(self) -> None:
+        for address in ("0.0.0.0:9464", "9464", "10.1.2.3:9464", "127.0.0.1:0", "127.0.0.1:65536", "localhost:1", "[::]:9"):
+            config = self.folder / "listen.toml"
+            config.write_text(f'[daemon]\nmetrics_listen = "{address}"\n[[path]]\ndirectory = "/tmp"\n')
+            command = [BIN / "mlpo-daemon", "--config", config, "--check-config"]
+            checked = subprocess.run(command, env=CLEAN, timeout=DEADLINE, capture_output=True, text=True)
+            self.assertEqual(checked.returncode, 78, address)
+            self.assertIn("127.0.0.1:PORT", checked.stderr)
+
+
+class Doctor(Case):
+    def setUp(self) -> None:
+        super().setUp()
+        self.config = self.folder / "doctor.toml"
+        self.config.write_text("")
+        for name in ("one", "two"):
+            (self.folder / name).mkdir()
+
+    def findings(self, *flags: str, memory: str = "64MiB", **options: object) -> tuple[int, dict[str, list[dict]]]:
+        arguments = ["doctor", "--json", "--socket", str(self.folder / "doctor.sock"), "--config", str(self.config)]
+        shown = ctl(*arguments, "--memory", memory, *flags, **options)
+        self.assertTrue(shown.stdout, shown.stderr)
+        report = json.loads(shown.stdout)
+        self.assertEqual(report["examined_by"], "check")
+        found: dict[str, list[dict]] = {}
+        for finding in report["findings"]:
+            self.assertEqual(finding["advice"] == "", finding["level"] == "ok", finding)
+            found.setdefault(finding["check"], []).append(finding)
+        worst = max(["ok", "warning", "error"].index(finding["level"]) for finding in report["findings"])
+        self.assertEqual(shown.returncode, [0, 2, 1][worst])
+        self.assertEqual(report["state"], ["fine", "degraded", "failed"][worst])
+        return shown.returncode, found
+
+    def level(self, found: dict[str, list[dict]], check: str) -> str:
+        self.assertEqual(len(found[check]), 1, found.get(check))
+        return found[check][0]["level"]
+
+    def test_a_path_that_is_fine(self) -> None:
+        _, found = self.findings("--path", str(self.folder / "one"))
+        self.assertEqual(self.level(found, "path"), "ok")
+        self.assertEqual(self.level(found, "kernel"), "ok")
+        self.assertEqual(self.level(found, "socket"), "ok")
+        self.assertEqual(list((self.folder / "one").iterdir()), [])  # nothing is left behind
+        self.assertFalse((self.folder / "doctor.sock").exists())
+
+    def test_paths_that_are_not(self) -> None:
+        code, found = self.findings("--path", str(self.folder / "missing"))
+        self.assertEqual(code, 1)
+        self.assertIn("make the directory", found["path"][0]["what"])
+        code, found = self.findings()
+        self.assertEqual((code, found["path"][0]["level"]), (1, "error"))
+        self.assertIn("--path", found["path"][0]["advice"])
+        _, found = self.findings("--path", str(self.folder / "one"), "--path", str(self.folder / "two"))
+        self.assertEqual(self.level(found, "devices"), "warning")
+        self.assertIn("one and two", found["devices"][0]["what"])
+        (self.folder / "one" / "inner").mkdir()
+        _, found = self.findings("--path", str(self.folder / "one"), "--path", str(self.folder / "one" / "inner"))
+        self.assertEqual(self.level(found, "devices"), "error")
+
+    def test_memory_that_is_not_there(self) -> None:
+        code, found = self.findings("--path", str(self.folder / "one"), memory="1PiB")
+        self.assertEqual((code, self.level(found, "memory")), (1, "error"))
+
+    def test_wrong_configuration(self) -> None:
+        self.config.write_text("[memory]\npoool = 1\n")
+        code, found = self.findings()
+        self.assertEqual(code, 1)
+        self.assertIn("doctor.toml:2: unknown key memory.poool", found["configuration"][0]["what"])
+        shown = ctl("doctor", "--no-such-flag")
+        self.assertEqual(shown.returncode, 64)
+        self.assertIn("--no-such-flag", shown.stderr)
+
+    def test_a_socket_folder_for_everybody(self) -> None:
+        self.folder.chmod(0o777)
+        code, found = self.findings("--path", str(self.folder / "one"))
+        self.assertEqual((code, self.level(found, "socket")), (1, "error"))
+        self.assertIn("can be written by others", found["socket"][0]["what"])
+
+    def test_tmpfs(self) -> None:
+        if not os.access("/dev/shm", os.W_OK):
+            self.skipTest("/dev/shm cannot be written")
+        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="mlpo-inspect-") as memory:
+            _, found = self.findings("--path", memory)
+        self.assertEqual(self.level(found, "direct_io"), "warning")
+        self.assertEqual(self.level(found, "file_system"), "warning")
+        self.assertIn("is memory", found["file_system"][0]["what"])
+
+    def test_a_low_memlock_limit(self) -> None:
+        user = {}
+        if os.geteuid() == 0:  # root's CAP_IPC_LOCK goes over the limit
+            user = {"user": 65534, "group": 65534, "extra_groups": []}
+            for folder in (self.folder, self.folder / "one"):
+                os.chown(folder, 65534, 65534)
+        if os.geteuid() == 0 and os.stat(BIN).st_mode & 0o005 != 0o005:
+            self.skipTest("another user cannot run the programs")
+        low = lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))  # noqa: E731
+        try:
+            _, found = self.findings("--path", str(self.folder / "one"), preexec_fn=low, **user)
+        except PermissionError:
+            self.skipTest("another user cannot run the programs")
+        self.assertEqual(self.level(found, "memlock"), "warning")
+        self.assertIn("65536 bytes", found["memlock"][0]["what"])
+        self.assertIn("LimitMEMLOCK=infinity", found["memlock"][0]["advice"])
+
+    def test_a_small_memory_cgroup(self) -> None:
+        with cgroup("memory", {"memory.limit_in_bytes": "300M"}, {"memory.max": "300M"}) as enter:
+            code, found = self.findings("--path", str(self.folder / "one"), memory="400MiB", preexec_fn=enter)
+        self.assertEqual((code, self.level(found, "memory")), (1, "error"))
+        self.assertIn("the memory cgroup", found["memory"][0]["what"])
+
+    def test_a_small_cpu_quota(self) -> None:
+        quota = {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": "150000"}
+        self.config.write_text("[adam]\nworkers = 4\n")
+        with cgroup("cpu", quota, {"cpu.max": "150000 100000"}) as enter:
+            _, found = self.findings("--path", str(self.folder / "one"), preexec_fn=enter)
+        self.assertEqual(self.level(found, "cpu"), "warning")
+        self.assertIn("1.5 CPUs", found["cpu"][0]["what"])
+        self.assertIn("[adam] workers = 1", found["cpu"][0]["advice"])
+
+    def test_io_uring_that_a_seccomp_filter_refuses(self) -> None:
+        _, found = self.findings("--path", str(self.folder / "one"), preexec_fn=refuse_io_uring)
+        self.assertEqual(self.level(found, "io_uring"), "warning")
+        self.assertIn("seccomp", found["io_uring"][0]["advice"])
+        self.config.write_text(f'[[path]]\ndirectory = "{self.folder}/one"\nengine = "io_uring"\n')
+        code, found = self.findings(preexec_fn=refuse_io_uring)
+        self.assertEqual((code, self.level(found, "io_uring")), (1, "error"))
+        self.config.write_text(f'[[path]]\ndirectory = "{self.folder}/one"\nengine = "threads"\n')
+        _, found = self.findings(preexec_fn=refuse_io_uring)
+        self.assertEqual(self.level(found, "io_uring"), "ok")
+
+    def test_a_running_daemon_looks_itself(self) -> None:
+        daemon = self.daemon()
+        shown = ctl("doctor", "--json", "--socket", daemon.socket)
+        report = json.loads(shown.stdout)
+        self.assertEqual(report["examined_by"], "daemon")
+        self.assertIn(shown.returncode, (0, 2))
+        self.assertEqual([f["path"] for f in report["findings"] if f["check"] == "path"], ["one", "two"])
+        text = ctl("doctor", "--socket", daemon.socket)
+        self.assertIn("examined by the running daemon", text.stdout)
+        # With flags it is about another daemon, and this one is not asked.
+        shown = ctl("doctor", "--json", "--socket", daemon.socket, "--path", str(self.folder / "missing"))
+        self.assertEqual(json.loads(shown.stdout)["examined_by"], "check")
+        # A folder that was lost since the start.
+        (self.folder / "one").rename(self.folder / "lost")
+        report = json.loads(ctl("doctor", "--json", "--socket", daemon.socket).stdout)
+        self.assertEqual([f["path"] for f in report["findings"] if f["check"] == "path" and f["level"] == "error"], ["one"])
+        self.assertEqual(sorted(entry.name for entry in (self.folder / "two").iterdir()), ["mlpo"])
+
+
+@contextlib.contextmanager
+def cgroup(controller: str, v1: dict[str, str], v2: dict[str, str]) -> Iterator[Callable[[], None]]:
+    """A cgroup below the root's with these limits; what it yields puts the calling process into it."""
+    top = pathlib.Path("/sys/fs/cgroup")
+    unified = (top / "cgroup.controllers").exists()
+    group = (top if unified else top / controller) / f"mlpo-inspect-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        raise unittest.SkipTest(f"no cgroup can be made: {error}") from None
+    try:
+        try:
+            for name, value in (v2 if unified else v1).items():
+                (group / name).write_text(value)
+        except OSError as error:
+            raise unittest.SkipTest(f"the cgroup takes no limit: {error}") from None
+        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid()))
+    finally:
+        end = time.monotonic() + 10
+        while group.exists() and time.monotonic() < end:
+            with contextlib.suppress(OSError):  # its last process may not be gone yet
+                group.rmdir()
+
+
+def refuse_io_uring() -> None:
+    """In the child: io_uring_setup is EPERM from here on."""
+
+    class Instruction(ctypes.Structure):
+        _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction))]
+
+    load_number, equal, answer = 0x20, 0x15, 0x06
+    code = (Instruction * 4)(
+        Instruction(load_number, 0, 0, 0),
+        Instruction(equal, 0, 1, 425),  # io_uring_setup, on every architecture
+        Instruction(answer, 0, 0, 0x00050000 | 1),  # SECCOMP_RET_ERRNO, EPERM
+        Instruction(answer, 0, 0, 0x7FFF0000),  # SECCOMP_RET_ALLOW
+    )
+    program = Program(4, code)
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    if libc.prctl(no_new_privileges, 1, 0, 0, 0) != 0 or libc.prctl(set_seccomp, filter_mode, ctypes.byref(program)) != 0:
+        raise OSError(ctypes.get_errno(), "seccomp")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
