@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "daemon/adam/worker_pool.h"
-#include "daemon/base/service_manager.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/base/service_manager.h"
 #include "daemon/base/unix_socket.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control_server.h"

@@ -27,8 +27,8 @@ class io_context;
 namespace mlpo {
 
 struct ControlHandlers {
-  std::function<void(std::function<void(Snapshot)>)> snapshot;        // answers now or later
-  std::function<void()> drain;                                        // begins to drain; may be called again
+  std::function<void(std::function<void(Snapshot)>)> snapshot;                  // answers now or later
+  std::function<void()> drain;                                                  // begins to drain; may be called again
   std::function<void(std::function<void(std::string json)>)> doctor = nullptr;  // examines the machine; answers later
 };
 
