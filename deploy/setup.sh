@@ -59,7 +59,7 @@ build_tree() {
 # The sources of the Python package and the options it was installed with, as one hash.
 python_sources() {
   (cd "$repo" && printf '%s\n' "$*" &&
-    find python client/src client/include proto -type f ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) |
+    find python client/src client/cuda client/include proto -type f ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) |
     sha256sum | cut -d ' ' -f 1
 }
 

@@ -1,6 +1,6 @@
-"""Writes the C source of mlpo._native: python generate_native.py CLIENT_H OUTPUT_C
+"""Writes the C source of an extension module: python generate_native.py MODULE OUTPUT_C HEADER...
 
-cffi wants declarations without a preprocessor's work in them, so the header is reduced to them here; it stays the
+cffi wants declarations without a preprocessor's work in them, so the headers are reduced to them here; they stay the
 only place where the API is written down. Constants come out as `#define NAME ...`, whose values the C compiler fills
 in, and the compiler checks every declaration against the header.
 """
@@ -32,11 +32,12 @@ def declarations(header: str) -> str:
 
 
 def main() -> None:
-    header, output = map(pathlib.Path, sys.argv[1:])
+    module, output, *headers = sys.argv[1:]
     ffi = cffi.FFI()
-    ffi.cdef(declarations(header.read_text()))
-    ffi.set_source("mlpo._native", '#include "mlpo/client.h"')
-    ffi.emit_c_code(str(output))
+    for header in headers:
+        ffi.cdef(declarations(pathlib.Path(header).read_text()))
+    ffi.set_source(module, "\n".join(f'#include "mlpo/{pathlib.Path(header).name}"' for header in headers))
+    ffi.emit_c_code(output)
 
 
 if __name__ == "__main__":

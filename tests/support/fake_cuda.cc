@@ -63,6 +63,7 @@ struct State {
   std::map<uintptr_t, uint64_t> device_memory;
   std::multiset<std::pair<uintptr_t, uint64_t>> in_flight;  // host memory that enqueued copies name
   std::set<CUstream_st*> streams;
+  std::vector<std::unique_ptr<CUevent_st>> dead_events;
   std::string violation;
   int violations = 0;
   std::string violation_told;
@@ -462,7 +463,9 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   ENTER(cudaEventDestroy);
-  delete event;
+  // Streams may still have to get to it, which CUDA allows.
+  std::lock_guard lock(Fake().mutex);
+  Fake().dead_events.emplace_back(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -486,7 +489,10 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   ENTER(cudaStreamWaitEvent);
-  if (Fake().ignore_events.load()) return cudaSuccess;
+  if (!Fake().ignore_events.load()) fake_cuda_await_event(stream, event);
+  return cudaSuccess;
+}
+void fake_cuda_await_event(cudaStream_t stream, cudaEvent_t event) {
   uint64_t number;
   {
     std::lock_guard lock(event->mutex);
@@ -497,7 +503,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     while (event->passed < number && Fake().broken.load() == 0)
       event->changed.wait_for(lock, std::chrono::milliseconds(5));
   });
-  return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   ENTER(cudaLaunchHostFunc);

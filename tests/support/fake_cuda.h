@@ -22,6 +22,8 @@ void fake_cuda_delays(uint32_t most_us, uint64_t seed);
 void fake_cuda_fail(const char* function, int nth, int error);
 // Whether streams can wait for words (the attribute of the device). On at first.
 void fake_cuda_offer_waits(int offered);
+// cudaStreamWaitEvent, also while that is made to do nothing.
+void fake_cuda_await_event(cudaStream_t stream, cudaEvent_t event);
 // For a test of a test: cudaStreamWaitEvent does nothing.
 void fake_cuda_ignore_events(int ignored);
 // From now on the device has failed: nothing enqueued is done any more, no call-back runs, every call says `error`.

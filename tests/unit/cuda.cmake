@@ -28,3 +28,9 @@ add_test(NAME cuda_library_test
          COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/unit/cuda_library_test.py $<TARGET_FILE:mlpo_cuda>
                  ${PROJECT_SOURCE_DIR} ${MLPO_CUDA_ARCHITECTURES})
 set_tests_properties(cuda_library_test PROPERTIES TIMEOUT 60)
+
+# On a GPU, with the real runtime; tests/device/check runs it with what belongs to it.
+add_executable(cuda_device_test ${CMAKE_CURRENT_SOURCE_DIR}/device/cuda_device_test.cc)
+target_link_libraries(cuda_device_test PRIVATE mlpo_cuda CUDA::cudart mlpo_cuda_reference mlpo_daemon_process)
+add_test(NAME cuda_device_test COMMAND cuda_device_test)
+set_tests_properties(cuda_device_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)

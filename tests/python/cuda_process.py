@@ -1,0 +1,167 @@
+"""Uses mlpo.cuda on the stand-in for the CUDA runtime, which is preloaded: cuda_process.py SOCKET. Prints "passed".
+
+Not in pytest's process: torch's libraries want the real runtime.
+"""
+
+import ctypes
+import errno
+import gc
+import math
+import sys
+import warnings
+
+import mlpo
+import mlpo.cuda
+import numpy as np
+
+fake = ctypes.CDLL(None)
+fake.fake_cuda_last_violation.restype = ctypes.c_char_p
+
+
+class Tensor:
+    """An array in what the stand-in takes for device memory."""
+
+    is_cuda = True
+
+    def __init__(self, values: np.ndarray, dtype: str) -> None:
+        self.dtype = f"torch.{dtype}"
+        self._pointer = ctypes.c_void_p()
+        assert fake.cudaMalloc(ctypes.byref(self._pointer), ctypes.c_size_t(max(1, values.nbytes))) == 0
+        memory = (ctypes.c_char * values.nbytes).from_address(self._pointer.value)
+        self.array = np.frombuffer(memory, values.dtype)
+        self.array[:] = values
+
+    def data_ptr(self) -> int:
+        return self._pointer.value
+
+    def numel(self) -> int:
+        return self.array.size
+
+    def is_contiguous(self) -> bool:
+        return True
+
+
+class Stream:
+    """As torch's: a handle in cuda_stream."""
+
+    def __init__(self) -> None:
+        handle = ctypes.c_void_p()
+        assert fake.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
+        self.cuda_stream = handle.value
+
+    def synchronize(self) -> None:
+        assert fake.cudaStreamSynchronize(ctypes.c_void_p(self.cuda_stream)) == 0
+
+
+def raises(kind, text, call):
+    try:
+        call()
+    except kind as error:
+        assert text in str(error), f"{error} does not have {text!r}"
+        return error
+    raise AssertionError(f"nothing was raised; {kind} with {text!r} was expected")
+
+
+def train(client, numel=10_000):
+    """Three steps, with and without torch-like streams, against the arithmetic of a step of sign."""
+    subgroup = client.subgroup("w", numel)
+    side = mlpo.cuda.attach(client)
+    info = side.info()
+    assert info.pinned_bytes == info.arena_bytes > 0 and info.stream_waits and info.pin_error == ""
+    slot = side.slot(subgroup)
+    stream, other = Stream(), Stream()
+    fake.fake_cuda_delays(1000, ctypes.c_uint64(1))
+    param = Tensor(np.full(numel, 7, np.float32), "float32")
+    raises(mlpo.MlpoError, "holds no parameters", lambda: slot.copy_param(param))
+    for step in range(1, 4):
+        grad = Tensor(np.full(numel, step, np.float32), "float32")
+        half = numel // 2
+        if step == 1:
+            info = slot.copy_grad(grad, stream=stream).result(timeout=30)
+        else:  # in pieces: the second half is zero
+            ahead = Tensor(grad.array[:half], "float32")
+            info = slot.copy_grad([(0, half, ahead), (half, half, mlpo.ZERO)], stream=other).result(timeout=30)
+        assert info.complete and info.all_finite
+        assert info.sum_of_squares == step * step * (numel if step == 1 else half)
+        update = subgroup.submit_update(lr=1, betas=(0, 0), eps=1e-30, weight_decay=0)
+        slot.copy_param(param, stream=stream)
+        slot.wait(stream=other)
+        stream.synchronize()
+        assert (param.array[:half] == -step).all() and (param.array[half:] == -1).all(), param.array
+        assert update.result(timeout=30) == step
+    tail = Tensor(np.zeros(10, np.float32), "float32")
+    slot.copy_param(tail, numel - 10, stream=stream.cuda_stream)
+    stream.synchronize()
+    assert (tail.array == -1).all()
+    # A failed update: nothing is copied, the request says why.
+    slot.copy_grad(Tensor(np.full(numel, math.inf, np.float32), "float32"), stream=stream).result(timeout=30)
+    update = subgroup.submit_update()
+    try:
+        slot.copy_param(param, stream=stream)
+    except mlpo.MlpoError as error:
+        assert error.errno == errno.ENODATA  # it had failed already
+    stream.synchronize()
+    assert (param.array[half:] == -1).all()
+    raises(mlpo.NonFiniteGradientError, "", update.result)
+    subgroup.discard()
+    return side, slot, subgroup, param
+
+
+def wrong_use(client, side, slot, param):
+    numel = param.numel()
+    raises(TypeError, "bfloat16", lambda: slot.copy_grad(Tensor(np.zeros(numel, np.uint16), "bfloat16")))
+    raises(ValueError, "elements", lambda: slot.copy_grad(Tensor(np.zeros(5, np.float32), "float32")))
+    raises(mlpo.MlpoError, "of a subgroup of", lambda: slot.copy_param(param, 1))
+    cpu = Tensor(np.zeros(numel, np.float32), "float32")
+    cpu.is_cuda = False
+    raises(ValueError, "not on a CUDA device", lambda: slot.copy_grad(cpu))
+    raises(mlpo.MlpoError, "device 9", lambda: mlpo.cuda.attach(client, 9))
+    slot.close()
+    slot.close()
+    raises(mlpo.MlpoError, "closed", lambda: slot.wait())
+    side.close()
+    raises(mlpo.MlpoError, "closed", side.info)
+
+
+def kernels():
+    values = np.arange(-500, 500, dtype=np.float32) / 3
+    out = Tensor(np.zeros(2000, np.float16), "float16")
+    mlpo.cuda.pack([Tensor(values, "float32"), Tensor(2 * values, "float32")], out, 0.5)
+    total, finite = Tensor(np.zeros(1, np.float64), "float64"), Tensor(np.zeros(1, np.int32), "int32")
+    mlpo.cuda.norm([Tensor(values, "float32")], total, finite)
+    assert fake.cudaStreamSynchronize(None) == 0
+    assert (out.array == (np.concatenate([values, 2 * values]) * np.float32(0.5)).astype(np.float16)).all()
+    assert math.isclose(total.array[0], float(np.sum(values.astype(np.float64) ** 2)), rel_tol=1e-12)
+    assert finite.array[0] == 1
+
+
+def unpinned_and_collected(client):
+    """Where pinning fails one warning says so; what is dropped without close() is freed in its order."""
+    subgroup = client.subgroup("v", 1000)
+    fake.fake_cuda_fail(b"cudaHostRegister", 1, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        side = mlpo.cuda.attach(client)
+    assert len(caught) == 1 and "ulimit -l" in str(caught[0].message), caught
+    assert side.info().pinned_bytes == 0
+    side.pin()
+    assert side.info().pinned_bytes == side.info().arena_bytes
+    slot = side.slot(subgroup)
+    slot.copy_grad(Tensor(np.ones(1000, np.float32), "float32"), stream=Stream())
+    del side, slot, subgroup
+    gc.collect()
+
+
+def main():
+    assert mlpo.cuda.available(), mlpo.cuda.why_not()
+    with mlpo.connect(socket=sys.argv[1], job="cuda-python") as client:
+        side, slot, subgroup, param = train(client)
+        wrong_use(client, side, slot, param)
+        del side, slot, subgroup
+        kernels()
+        unpinned_and_collected(client)
+    assert fake.fake_cuda_violations() == 0, fake.fake_cuda_last_violation()
+    print("passed")
+
+
+main()
