@@ -80,9 +80,8 @@ __device__ uint32_t FindTensor(const TensorTable& table, uint32_t part) {
 
 extern "C" {
 
-__global__ void __launch_bounds__(kThreads)
-    mlpo_copy_if(unsigned char* to, const unsigned char* from, uint64_t bytes, const uint64_t* epoch_word,
-                 uint64_t epoch) {
+__global__ void __launch_bounds__(kThreads) mlpo_copy_if(unsigned char* to, const unsigned char* from, uint64_t bytes,
+                                                         const uint64_t* epoch_word, uint64_t epoch) {
   __shared__ bool updated;
   if (threadIdx.x == 0) updated = __ldcv(epoch_word) >= epoch;
   __syncthreads();
