@@ -40,6 +40,15 @@ def test_pieces_are_the_tensor_in_row_major_order(limit: int) -> None:
         assert [first for first, _ in found] == [0, *ends][:-1] if found else tensor.numel() == 0
 
 
+def test_copying_seals_what_it_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces of the cache, to other strides, empty ones too: the digest is that of the copy."""
+    monkeypatch.setattr(_seal, "_CACHED_PIECE", 100)
+    for source, target in ((torch.randn(30, 40), torch.zeros(40, 30).t()), (torch.randn(999), torch.zeros(999)),
+                           (torch.randn(0, 3), torch.ones(0, 3)), (torch.tensor(2.0), torch.tensor(0.0))):  # fmt: skip
+        found = _seal.copied(target, source)
+        assert torch.equal(target, source) and found == _seal.seal(source) == _seal.seal(target)
+
+
 @pytest.mark.parametrize("digest", DIGESTS.values(), ids=DIGESTS.keys())
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_change_of_bits_changes_the_digest(

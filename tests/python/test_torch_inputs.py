@@ -167,7 +167,7 @@ def test_every_scheduler_of_torch_is_tried() -> None:
 
 @pytest.mark.parametrize("tensor_lr", [False, True], ids=["float", "tensor"])
 def test_schedulers_of_torch(make: Make, tensor_lr: bool) -> None:
-    """Each drives both optimizers alike for 10 steps: hyper-parameters equal, parameters near; with a tensor as lr too."""
+    """For 10 steps each gives both optimizers equal hyper-parameters, and near parameters; with a tensor as lr too."""
     for name, scheduler_of in SCHEDULERS.items():
         ps = [Parameter(torch.linspace(-2, 2, 7)) for _ in range(2)]
         ours = make([ps[0]], lr=torch.tensor(2e-3) if tensor_lr else 2e-3)

@@ -14,7 +14,7 @@ from .._request import GradInfo, Request
 from .._subgroup import Kind, Subgroup
 from . import _shards
 from ._packing import Named
-from ._seal import BITS, Seal, pieces, same, seal
+from ._seal import BITS, Seal, copied, pieces, same, seal
 
 _MAX_NAME_BYTES = 256
 
@@ -81,9 +81,7 @@ class Pack:
     def write_back(self, taken: Sequence[Member]) -> None:
         """Copies what the update handed out into the parameters."""
         for member in taken:
-            local = member.local
-            local.copy_(member.value)
-            member.seal = seal(local)
+            member.seal = copied(member.local, member.value)
 
     def reload_masters(self, member: Member, force: bool = False) -> bool:
         """Makes masters follow a parameter that was replaced; True if any did.

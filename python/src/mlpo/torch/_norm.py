@@ -51,8 +51,9 @@ class Norm:
         results = []
         for laid, by_device in self._found.items():
             part = self._together([float(value.item()) for value in by_device.values()])
-            for dim in laid.dims if laid is not None else ():
-                part = self._over(part, laid.mesh.get_group(dim), laid.mesh.device_type)
+            if laid is not None:
+                for dim in laid.dims:
+                    part = self._over(part, laid.mesh.get_group(dim), laid.mesh.device_type)
             results.append(part)
         total = self._together(results)
         if group is not None:

@@ -52,7 +52,7 @@ def sharding(tensor: torch.Tensor) -> Optional[Sharding]:
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """The elements that this rank holds, sharing the tensor's memory."""
-    return tensor.detach().to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined,no-any-return]
+    return tensor.detach().to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def local_gradient(param: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,8 @@ def like(param: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
 
     # DTensor.from_local would bring it to the mesh's device, where there may be no room for moments.
     meta = TensorMeta(param.shape, param.stride(), part.dtype)
-    whole: torch.Tensor = DTensor(part, DTensorSpec(laid.mesh, laid.placements, meta), requires_grad=False)
+    spec = DTensorSpec(laid.mesh, laid.placements, meta)
+    whole: torch.Tensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return whole
 
 

@@ -63,7 +63,7 @@ def write(pack: Pack, index: int, state: Mapping[str, Any]) -> None:
     parts = {name: None if tensor is None else pieces(_shards.local(tensor)) for name, tensor in sources.items()}
     for first, view in pieces(member.grad):
         count = view.numel()
-        written = {name: _floats(views and next(views)[1], count) for name, views in parts.items()}
+        written = {name: _floats(next(views)[1] if views else None, count) for name, views in parts.items()}
         pack.subgroup.write_state(tensor=index, first=first, count=count, **written)
     pack.subgroup.write_state(tensor=index, step=int(state["step"]) if state else 0)
 
