@@ -94,8 +94,13 @@ class Daemon:
         raise RuntimeError(f"no socket after 30 s:\n{self.log.read_text()}")
 
     def pause(self) -> None:
-        """Nothing is answered until resume(); the daemon lives."""
+        """Nothing is answered from the return on until resume(); the daemon lives."""
         self.process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        tasks = pathlib.Path(f"/proc/{self.process.pid}/task")
+        while any(stat.read_text().rpartition(")")[2].split()[0] not in "TZ" for stat in tasks.glob("*/stat")):
+            assert time.monotonic() < deadline, "the daemon does not stop"
+            time.sleep(0.001)
 
     def resume(self) -> None:
         self.process.send_signal(signal.SIGCONT)
