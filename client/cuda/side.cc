@@ -190,25 +190,30 @@ void mlpo_cuda::CheckCopies() {
 }
 
 bool mlpo_cuda::TakeWord(mlpo_cuda_slot* slot) {
-  if (free_words.empty()) {
-    void* words = nullptr;
-    void* on_device = nullptr;
-    if (Taken(cudaHostAlloc(&words, kPageBytes, cudaHostAllocPortable | cudaHostAllocMapped)) != cudaSuccess)
-      return false;
-    if (Taken(cudaHostGetDevicePointer(&on_device, words, 0)) != cudaSuccess) {
-      Taken(cudaFreeHost(words));
-      return false;
-    }
-    memset(words, 0, kPageBytes);
-    for (uint32_t i = 0; i < kWordsPerPage; ++i)
-      free_words.push_back(static_cast<uint32_t>(pages.size() * kWordsPerPage + i));
-    pages.push_back({static_cast<uint64_t*>(words), reinterpret_cast<uintptr_t>(on_device)});
-  }
+  MutexLock guard(lock);
+  if (free_words.empty()) return false;
   const uint32_t index = free_words.back();
   free_words.pop_back();
   const WordPage& page = pages[index / kWordsPerPage];
   slot->word = page.words + index % kWordsPerPage;
   slot->word_device = page.device + index % kWordsPerPage * sizeof(uint64_t);
+  return true;
+}
+
+bool mlpo_cuda::AddPage() {
+  void* words = nullptr;
+  void* on_device = nullptr;
+  if (Taken(cudaHostAlloc(&words, kPageBytes, cudaHostAllocPortable | cudaHostAllocMapped)) != cudaSuccess)
+    return false;
+  if (Taken(cudaHostGetDevicePointer(&on_device, words, 0)) != cudaSuccess) {
+    Taken(cudaFreeHost(words));
+    return false;
+  }
+  memset(words, 0, kPageBytes);
+  MutexLock guard(lock);
+  for (uint32_t i = 0; i < kWordsPerPage; ++i)
+    free_words.push_back(static_cast<uint32_t>(pages.size() * kWordsPerPage + i));
+  pages.push_back({static_cast<uint64_t*>(words), reinterpret_cast<uintptr_t>(on_device)});
   return true;
 }
 
@@ -290,9 +295,12 @@ int mlpo_cuda_slot_open(mlpo_cuda* side, mlpo_subgroup* subgroup, mlpo_cuda_slot
   slot->param_bytes = ElementBytes(slot->info.dtype);
   const OnDevice on(side->device);
   if (!side->no_pin) side->pins.Pin(/*again=*/false);  // a failure is told by mlpo_cuda_info
+  // Without a word for the device this slot's updates are waited for by the calling thread.
+  if (side->stream_waits) {
+    while (!side->TakeWord(slot) && side->AddPage()) continue;
+  }
   {
     MutexLock lock(side->lock);
-    if (side->stream_waits && !side->TakeWord(slot)) slot->word_device = 0;
     side->slots.push_back(slot);
   }
   if (int code = mlpo_subgroup_watch(subgroup, slot->word); code != 0) {

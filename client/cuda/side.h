@@ -98,6 +98,8 @@ struct mlpo_cuda {
   void DropEnded();
   // Ends copies that CUDA will not finish.
   void CheckCopies();
-  // Gives the slot a word that streams can wait for, if there can be one; lock held.
+  // Gives the slot a word that streams can wait for; false if none is free.
   bool TakeWord(mlpo_cuda_slot* slot);
+  // More words; false if CUDA has no memory for them.
+  bool AddPage();
 };
