@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (  # noqa: E402
 )
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor  # noqa: E402
 
 STEPS = 4
 _numbers = itertools.count()
@@ -273,6 +274,37 @@ def pieces_by_hand(_: str) -> None:
     torch.testing.assert_close(norm, torch.tensor(45.0).sqrt())
     largest = optimizer.clip_grad_norm_(100.0, norm_type=float("inf"), process_group=dist.group.WORLD)
     torch.testing.assert_close(largest, torch.tensor(6.0) / 45.0**0.5)  # of what the first call left
+
+
+def layouts(_: str) -> None:
+    """Partial sums are no parameters, a state must lie on the mesh as its parameter, and a gradient is brought there."""
+    mesh = init_device_mesh("cpu", (2,))
+    try:
+        offload([torch.nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Partial()]))])
+        raise AssertionError("nothing was raised")
+    except TypeError as error:
+        assert "partial sums" in str(error), error
+    w = torch.nn.Parameter(distribute_tensor(torch.zeros(5), mesh, [Shard(0)]))
+    optimizer = offload([w], lr=0.5, weight_decay=0.0)
+    moment = torch.ones(5)
+    state = {"step": torch.tensor(1.0), "exp_avg": moment, "exp_avg_sq": moment}
+    try:
+        optimizer.load_state_dict({"state": {0: state}, "param_groups": optimizer.state_dict()["param_groups"]})
+        raise AssertionError("nothing was raised")
+    except ValueError as error:
+        assert "not distributed" in str(error), error
+    gradient = torch.tensor([1.0, -2.0, 3.0, -4.0, 5.0])
+    w.grad = distribute_tensor(gradient, mesh, [Replicate()])
+    norm = optimizer.clip_grad_norm_(1e9)
+    torch.testing.assert_close(norm, gradient.norm())
+    optimizer.step()
+    torch.testing.assert_close(w.detach().full_tensor(), -0.5 * gradient.sign())
+    w.grad = gradient
+    try:
+        optimizer.step()
+        raise AssertionError("nothing was raised")
+    except TypeError as error:
+        assert "only one is a DTensor" in str(error), error
 
 
 if __name__ == "__main__":
