@@ -277,7 +277,7 @@ def pieces_by_hand(_: str) -> None:
 
 
 def layouts(_: str) -> None:
-    """Partial sums are no parameters, a state must lie on the mesh as its parameter, and a gradient is brought there."""
+    """Partial sums are no parameters, a state lies on the mesh as its parameter, and a gradient is brought there."""
     mesh = init_device_mesh("cpu", (2,))
     try:
         offload([torch.nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Partial()]))])
