@@ -72,7 +72,8 @@ def check_daemon_is_the_users() -> None:
 def check_many_at_once() -> None:
     for action, daemons in (("begin", 1), ("end", 0)):
         running = [
-            subprocess.Popen([JOB, action, str(UID), str(i)], env={}, stderr=subprocess.PIPE, text=True) for i in range(6)
+            subprocess.Popen([JOB, action, str(UID), str(i)], env={}, stderr=subprocess.PIPE, text=True)
+            for i in range(6)
         ]
         said = [each.communicate(timeout=120)[1] for each in running]
         # In a container root may not be able to.
@@ -120,7 +121,8 @@ def check_number_used_again() -> None:
 
 
 def check_refusals() -> None:
-    for action, name, uid in (("begin", "../x", UID), ("end", "", UID), ("begin", "1", "root"), ("begin", "1", "-1"), ("x", "1", 0)):
+    wrong = ("begin", "../x", UID), ("end", "", UID), ("begin", "1", "root"), ("begin", "1", "-1"), ("x", "1", 0)
+    for action, name, uid in wrong:
         job(action, name, code=64, uid=uid)
     expect("an unknown user", "no user" in job("begin", "1", uid=99999))
     job("end", "1", uid=99999)
@@ -169,9 +171,9 @@ def check_task_prolog() -> None:
 def check_pbs_hook() -> None:
     """With a stand-in for the module that PBS gives to hooks."""
     pbs = types.ModuleType("pbs")
-    pbs.EXECJOB_PROLOGUE, pbs.EXECJOB_LAUNCH, pbs.EXECJOB_EPILOGUE, pbs.LOG_WARNING = 1, 2, 4, 8  # type: ignore[attr-defined]
     log: list[str] = []
-    pbs.logmsg = lambda level, message: log.append(message)  # type: ignore[attr-defined]
+    vars(pbs).update(EXECJOB_PROLOGUE=1, EXECJOB_LAUNCH=2, EXECJOB_EPILOGUE=4, LOG_WARNING=8)
+    vars(pbs).update(logmsg=lambda level, message: log.append(message))
     sys.modules["pbs"] = pbs
     code = compile(pathlib.Path("/usr/share/mlpo/pbs/mlpo_hook.py").read_text(), "mlpo_hook.py", "exec")
 
@@ -181,7 +183,7 @@ def check_pbs_hook() -> None:
             type=kind, env=dict(environment), job=types.SimpleNamespace(id="12[3].server", euser="trainer"),
             accept=lambda: answers.append("accept"), reject=lambda message: answers.append(f"reject {message}"),
         )  # fmt: skip
-        pbs.event = lambda: event  # type: ignore[attr-defined]
+        vars(pbs).update(event=lambda: event)
         exec(code, {"__name__": "hook"})
         expect(f"one answer: {answers}", len(answers) == 1)
         return answers[0], event.env
@@ -247,7 +249,8 @@ def main() -> None:
     node.install(sys.argv[1])
     node.run("useradd", "--uid", str(UID), "--no-create-home", "trainer")
     CONFIG.write_text(GOOD_CONFIG)
-    pathlib.Path(f"/etc/mlpo/{UID}.env").write_text("# by the unit's rules\nMLPO_DAEMON__LOG_LEVEL=debug\nPATH=/nonsense\n")
+    variables = "# by the unit's rules\nMLPO_DAEMON__LOG_LEVEL=debug\nPATH=/nonsense\n"
+    pathlib.Path(f"/etc/mlpo/{UID}.env").write_text(variables)
     os.chmod("/disk", 0o1777)
     check_daemon_is_the_users()
     check_many_at_once()

@@ -1,4 +1,4 @@
-"""A throw-away node: this machine's files as they are, changes kept in memory; its own processes, mounts, network and name.
+"""A throw-away node: this machine's files, changes kept in memory; its own processes, mounts, network and name.
 
     node.enter()  # at the start of a test: it goes on as root of such a node, and everything goes with it
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Callable, Iterator, NoReturn
+from typing import Any, Callable, Iterator, NoReturn
 
 _INSIDE = "MLPO_TEST_NODE"
 _upper = -1
@@ -38,9 +38,10 @@ def fail(reason: str) -> NoReturn:
     sys.exit(f"FAILED: {reason}")
 
 
-def run(*command: str | os.PathLike[str], code: int = 0, timeout: float = 60, **more: object) -> str:
+def run(*command: str | os.PathLike[str], code: int = 0, timeout: float = 60, **more: Any) -> str:
     """Standard output of a command that must end with `code`."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **more)  # type: ignore[call-overload]
+    done: subprocess.CompletedProcess[str]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, **more)
     if done.returncode != code:
         shown = " ".join(map(str, command))[:200]
         fail(f"{shown}: exit code {done.returncode}, not {code}\n{done.stdout}{done.stderr}")
@@ -146,8 +147,8 @@ def train(socket_path: str, user: str, groups: str = "--init-groups") -> None:
     """Two ranks of `user` train through the daemon there, and their result is right."""
     entry = pwd.getpwnam(user)
     as_user: Command = ["setpriv", "--reuid", str(entry.pw_uid), "--regid", str(entry.pw_gid), groups]
-    bench = ["mlpo-bench", "train", "--params", "300K", "--ranks", "2", "--steps", "3", "--json", "--socket", socket_path]
-    result = json.loads(run(*as_user, *bench, cwd="/", timeout=120))
+    bench = ["mlpo-bench", "train", "--params", "300K", "--ranks", "2", "--steps", "3", "--json", "--socket"]
+    result = json.loads(run(*as_user, *bench, socket_path, cwd="/", timeout=120))
     if result["check"] != "ok" or result["parameters"] != 300_000:
         fail(f"training as {user} at {socket_path}: {result}")
 
@@ -162,7 +163,8 @@ def processes(name: str) -> list[int]:
             status = (entry / "stat").read_text()
         except OSError:
             continue  # it has ended
-        if status[status.index("(") + 1 : status.rindex(")")] == name[:15] and status.rpartition(")")[2].split()[0] != "Z":
+        named, _, fields = status.partition("(")[2].rpartition(")")
+        if named == name[:15] and fields.split()[0] != "Z":
             found.append(int(entry.name))
     return found
 
@@ -170,7 +172,13 @@ def processes(name: str) -> list[int]:
 class Service:
     """A program started as systemd starts it, with a socket that hears what it says."""
 
-    def __init__(self, command: Command, notify: str = "/run/mlpo-test-notify", **more: object) -> None:
+    def __init__(
+        self,
+        command: Command,
+        notify: str = "/run/mlpo-test-notify",
+        environment: dict[str, str] | None = None,
+        **more: Any,
+    ) -> None:
         self.heard: list[str] = []
         self._notify = pathlib.Path(notify)
         self._notify.unlink(missing_ok=True)
@@ -179,8 +187,8 @@ class Service:
         if not notify.startswith("@"):
             os.chmod(notify, 0o777)
         self._log = tempfile.TemporaryFile("w+")
-        environment = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": notify, **more.pop("environment", {})}  # type: ignore[dict-item]
-        self.process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=self._log, **more)  # type: ignore[call-overload]
+        env = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": notify, **(environment or {})}
+        self.process = subprocess.Popen(command, env=env, stdout=self._log, stderr=self._log, **more)
 
     def log(self) -> str:
         self._log.seek(0)

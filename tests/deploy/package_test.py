@@ -18,7 +18,8 @@ import sandbox
 
 # What dpkg, ldconfig and useradd write for themselves.
 OTHERS = re.compile(
-    r"/(var/lib/dpkg|var/log|var/cache|var/lib/systemd|usr/share/mime)(/|$)|/etc/(passwd|group|shadow|gshadow|subuid|subgid)-?$"
+    r"/(var/lib/dpkg|var/log|var/cache|var/lib/systemd|usr/share/mime)(/|$)"
+    r"|/etc/(passwd|group|shadow|gshadow|subuid|subgid)-?$"
     r"|/etc/(ld\.so\.cache|\.pwd\.lock)$"
 )
 

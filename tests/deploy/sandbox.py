@@ -26,8 +26,8 @@ _FROM_OUTSIDE = {
 }  # fmt: skip
 # What the filter of system calls, which allows only what it lists, forbids already, and no capability is left for.
 _IN_FILTER = {
-    "ProtectClock", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "LockPersonality", "RestrictRealtime",
-    "SystemCallArchitectures",
+    "ProtectClock", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "LockPersonality",
+    "RestrictRealtime", "SystemCallArchitectures",
 }  # fmt: skip
 
 
@@ -80,7 +80,8 @@ class Filter:
         if number < 0:
             return  # of another architecture
         compares = (_Compare * max(1, len(compare)))(*[_Compare(*each) for each in compare])
-        result = self._lib.seccomp_rule_add_array(self._context, ctypes.c_uint32(action), number, len(compare), compares)
+        add = self._lib.seccomp_rule_add_array
+        result = add(self._context, ctypes.c_uint32(action), number, len(compare), compares)
         if result != 0:
             raise OSError(-result, f"seccomp_rule_add {name}")
 

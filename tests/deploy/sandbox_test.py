@@ -160,7 +160,7 @@ def main() -> None:
     try_unit("mlpo-daemon@.service", "4321", "/run/mlpo/4321/mlpo.sock", "trainer")
     try_seccomp_profile(pathlib.Path("/usr/share/mlpo/k8s/mlpo-seccomp.json"))
     if not sandbox.may_raise_limits():
-        print("skipped in part: the units' limits: root lacks CAP_SYS_RESOURCE here; the hard limits that there are were taken")
+        print("skipped in part: the units' limits: root lacks CAP_SYS_RESOURCE here; its own limits were taken")
     print("the units' sandbox and the seccomp profile hold, and the daemon trains in them")
 
 

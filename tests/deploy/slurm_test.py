@@ -1,4 +1,4 @@
-"""Jobs of a real Slurm, on a cluster of one node that is this test's own, train through daemons that its prolog started.
+"""Jobs of a real Slurm, on a one-node cluster of this test's own, train through daemons that its prolog started.
 
     slurm_test.py BUILD_FOLDER
 

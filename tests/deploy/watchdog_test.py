@@ -101,9 +101,8 @@ def main() -> None:
                 node.fail(f"no time for {step} was asked for: {daemon.heard}")
         daemon.wait_for("STATUS=ready, sessions: 0")
         check_progress(daemon)
-        check_drain(daemon, [
-            f"{programs}/mlpo-bench", "train", "--params", "3M", "--ranks", "2", "--steps", "1000000", "--socket", socket,
-        ])  # fmt: skip
+        bench = [f"{programs}/mlpo-bench", "train", "--params", "3M", "--ranks", "2", "--steps", "1000000"]
+        check_drain(daemon, [*bench, "--socket", socket])
 
         daemon = node.Service(command, notify, environment={**watched, "WATCHDOG_PID": "1"})
         daemon.wait_for("READY=1")
