@@ -42,7 +42,9 @@ def check_contents(package: pathlib.Path) -> None:
         "/usr/bin/mlpo-daemon", "/usr/bin/mlpo-ctl", "/usr/bin/mlpo-bench", "/usr/include/mlpo/client.h",
         "/usr/lib/systemd/system/mlpo-daemon.service", "/usr/lib/systemd/system/mlpo-daemon@.service",
         "/usr/lib/sysusers.d/mlpo.conf", "/usr/lib/tmpfiles.d/mlpo.conf", "/usr/libexec/mlpo/mlpo-job",
-        "/usr/share/mlpo/slurm/prolog", "/usr/share/mlpo/k8s/mlpo-seccomp.json", "/etc/mlpo/mlpo.toml",
+        "/usr/share/man/man8/mlpo-daemon.8", "/usr/share/bash-completion/completions/mlpo-ctl",
+        "/usr/share/mlpo/slurm/prolog", "/usr/share/mlpo/pbs/mlpo_hook.py", "/usr/share/mlpo/grafana/mlpo.json",
+        "/usr/share/mlpo/k8s/mlpo-seccomp.json", "/etc/mlpo/mlpo.toml",
     ):  # fmt: skip
         if file not in listed:
             node.fail(f"the package lacks {file}")
