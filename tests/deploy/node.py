@@ -7,6 +7,7 @@ Where that is not possible the test ends with exit code 77 and the reason.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
@@ -189,6 +190,7 @@ class Service:
         self._log = tempfile.TemporaryFile("w+")
         env = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": notify, **(environment or {})}
         self.process = subprocess.Popen(command, env=env, stdout=self._log, stderr=self._log, **more)
+        atexit.register(self.process.kill)  # if the test ends before it
 
     def log(self) -> str:
         self._log.seek(0)
