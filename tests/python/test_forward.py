@@ -242,6 +242,37 @@ def test_writing_to_a_parameter_under_way_raises(make: Make) -> None:
     assert bool((model[1].weight == 0.5).all()), "the value before came back"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_whose_calls_are_not_seen(make: Make) -> None:
+    """Inside a traced part no hook is called and no function of torch's: the module around waits for its parameters."""
+
+    class Around(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(WIDTH, WIDTH)
+            self.inner = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH))
+            self.fast = [torch.jit.trace(self.inner, torch.zeros(1, WIDTH))]  # in a list: no submodule
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.fast[0](self.first(x))
+            return out
+
+    made = []
+    for wait in (True, False):
+        torch.manual_seed(6)
+        model = Around()
+        optimizer = make(model.parameters())
+        if not wait:
+            optimizer.attach_forward(model)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step(wait=wait)
+        optimizer.wait()
+        made.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*made))
+
+
 def test_parameters_of_no_model_are_waited_for(make: Make) -> None:
     """By step(wait=False) itself."""
     model = torch.nn.Linear(WIDTH, WIDTH)
