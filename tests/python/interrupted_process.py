@@ -4,6 +4,7 @@ Prints "interrupted TIME" (time.monotonic, the same clock in all processes) when
 """
 
 import pathlib
+import signal
 import sys
 import time
 
@@ -11,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import mlpo  # noqa: E402
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs in the background of a shell
 socket, call = sys.argv[1:]
 client = mlpo.connect(socket=socket, job="interrupted")
 subgroup = client.subgroup("w", 10)

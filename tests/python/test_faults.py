@@ -436,6 +436,8 @@ def test_C27_ctrl_c_within_a_second(tmp_path: pathlib.Path, call: str) -> None:
         child = subprocess.Popen(
             [sys.executable, here, daemon.socket, call], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        deadline = threading.Timer(60, child.kill)  # ends the reads below
+        deadline.start()
         try:
             assert child.stdout is not None and child.stdin is not None
             assert child.stdout.readline() == "ready\n"
@@ -451,6 +453,7 @@ def test_C27_ctrl_c_within_a_second(tmp_path: pathlib.Path, call: str) -> None:
             daemon.resume()
             assert child.wait(30) == 0
         finally:
+            deadline.cancel()
             daemon.resume()
             child.kill()
             child.communicate()
