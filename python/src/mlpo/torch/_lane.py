@@ -13,7 +13,8 @@ class Lane:
     """Does what it is given, one after another, in a thread that lives while there is work. Thread-safe.
 
     put() blocks while more than _MOST_BYTES wait, so that memory stays bounded where copying is slower than the
-    backward pass. What is put must end by itself.
+    backward pass. What is put must end by itself. After a failure nothing more is done until clear(), so that no
+    gradient is sent that was not copied.
     """
 
     _MOST_BYTES = 128 << 20
@@ -39,12 +40,18 @@ class Lane:
             self._changed.notify_all()
 
     def drain(self) -> None:
-        """Returns when everything has ended, or raises the first failure since the last call."""
+        """Returns when everything has ended; raises the failure if there was one."""
         with self._changed:
             self._changed.wait_for(lambda: not self._work and not self._busy)
-            failure, self._failure = self._failure, None
+            failure = self._failure
         if failure is not None:
             raise failure
+
+    def clear(self) -> None:
+        """As drain(), but forgets a failure: what it was about is dropped."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._work and not self._busy)
+            self._failure = None
 
     @torch.no_grad()
     def _run(self) -> None:
@@ -55,14 +62,15 @@ class Lane:
                     return
                 nbytes, call, args = self._work.popleft()
                 self._busy = True
-            failure: Optional[BaseException] = None
+                failure = self._failure
             try:
-                call(*args)
+                if failure is None:
+                    call(*args)
             except BaseException as error:  # noqa: BLE001 - for drain() to raise
                 failure = error
             del call, args  # the gradient's memory
             with self._changed:
                 self._busy = False
                 self._bytes -= nbytes
-                self._failure = self._failure or failure
+                self._failure = failure
                 self._changed.notify_all()

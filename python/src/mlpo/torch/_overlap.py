@@ -300,7 +300,7 @@ class Overlap:
     def drop(self, set_to_none: bool) -> None:
         """zero_grad(): forgets all gradients, wherever they are."""
         with self._lock:
-            self._lane.drain()
+            self._lane.clear()
             for window in self._windows.values():
                 self._take_back(window)
             self._windows.clear()
