@@ -74,9 +74,10 @@ TEST_CASE("Requests.EightThreadsEachGetTheirOwn") {
 
 TEST_CASE("Requests.WaitAnyTellsWhichHasEnded") {
   auto script = std::make_shared<Script>();
-  script->answer = [n = 0](const mlpo_submission&, const mlpo_hyper&) mutable -> std::optional<FakeAnswer> {
+  std::atomic<int> answers{0};  // by two connections' threads
+  script->answer = [&answers](const mlpo_submission&, const mlpo_hyper&) -> std::optional<FakeAnswer> {
     FakeAnswer answer;
-    answer.hold = ++n != 3;  // only the third is answered at once
+    answer.hold = ++answers != 3;  // only the third is answered at once
     return answer;
   };
   FakeDaemon daemon(script);
