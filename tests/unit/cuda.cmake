@@ -29,7 +29,10 @@ add_test(NAME cuda_library_test
                  ${PROJECT_SOURCE_DIR} ${MLPO_CUDA_ARCHITECTURES})
 set_tests_properties(cuda_library_test PROPERTIES TIMEOUT 60)
 
-# On a GPU, with the real runtime; tests/device/check runs it with what belongs to it.
+# On a GPU, with the real runtime; tests/device/check runs it with what belongs to it. CUDA and sanitizers do not mix.
+if(MLPO_SANITIZE)
+  return()
+endif()
 add_executable(cuda_device_test ${CMAKE_CURRENT_SOURCE_DIR}/device/cuda_device_test.cc)
 target_link_libraries(cuda_device_test PRIVATE mlpo_cuda CUDA::cudart mlpo_cuda_reference mlpo_daemon_process)
 add_test(NAME cuda_device_test COMMAND cuda_device_test)
