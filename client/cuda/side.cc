@@ -83,6 +83,29 @@ int Attach(mlpo_cuda* side, const mlpo_cuda_options& options) {
   return StartReleaser(side);
 }
 
+bool OfClient(const mlpo_cuda* side, const void* header) {
+  void* base = nullptr;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; mlpo_client_arena(side->client, i, &base, &bytes) == 0; ++i) {
+    if (header >= base && header < static_cast<char*>(base) + bytes) return true;
+  }
+  return false;
+}
+
+// Nobody needs the slot any more.
+void Free(mlpo_cuda_slot* slot) {
+  mlpo_cuda* side = slot->side;
+  MutexLock lock(side->lock);
+  for (size_t page = 0; page < side->pages.size(); ++page) {
+    const uint64_t* words = side->pages[page].words;
+    if (slot->word >= words && slot->word < words + kWordsPerPage)
+      side->free_words.push_back(static_cast<uint32_t>(page * kWordsPerPage + static_cast<size_t>(slot->word - words)));
+  }
+  std::erase(side->slots, slot);
+  std::erase(side->waiting, slot);
+  delete slot;
+}
+
 // No copy of the slot is in flight and no stream waits for it.
 bool Idle(mlpo_cuda_slot* slot) {
   mlpo_cuda* side = slot->side;
@@ -291,6 +314,10 @@ int mlpo_cuda_slot_open(mlpo_cuda* side, mlpo_subgroup* subgroup, mlpo_cuda_slot
     delete slot;
     return code;
   }
+  if (!OfClient(side, slot->info.epoch_word)) {
+    delete slot;
+    return Fail(-EINVAL, "the subgroup is of another client than the CUDA side");
+  }
   slot->grad_bytes = ElementBytes(slot->info.grad_dtype);
   slot->param_bytes = ElementBytes(slot->info.dtype);
   const OnDevice on(side->device);
@@ -304,7 +331,7 @@ int mlpo_cuda_slot_open(mlpo_cuda* side, mlpo_subgroup* subgroup, mlpo_cuda_slot
     side->slots.push_back(slot);
   }
   if (int code = mlpo_subgroup_watch(subgroup, slot->word); code != 0) {
-    mlpo_cuda_slot_close(slot, 0);
+    Free(slot);
     return code;
   }
   *out = slot;
@@ -330,18 +357,7 @@ int mlpo_cuda_slot_close(mlpo_cuda_slot* slot, int64_t timeout_ns) {
     Pause();
   }
   mlpo_subgroup_watch(slot->subgroup, nullptr);  // fails on nothing but misuse
-  MutexLock lock(side->lock);
-  if (slot->word != &slot->own_word) {
-    for (size_t page = 0; page < side->pages.size(); ++page) {
-      const uint64_t* words = side->pages[page].words;
-      if (slot->word >= words && slot->word < words + kWordsPerPage)
-        side->free_words.push_back(
-            static_cast<uint32_t>(page * kWordsPerPage + static_cast<size_t>(slot->word - words)));
-    }
-  }
-  std::erase(side->slots, slot);
-  std::erase(side->waiting, slot);
-  delete slot;
+  Free(slot);
   return 0;
 }
 

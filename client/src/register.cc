@@ -264,6 +264,8 @@ int mlpo_subgroup_watch(mlpo_subgroup* subgroup, uint64_t* word) {
   mlpo_client* client = subgroup->client;
   if (int code = client->CheckProcess(); code != 0) return code;
   MutexLock lock(client->ring.lock());
+  // Who waits for the first word would wait for ever.
+  if (word != nullptr && subgroup->watch != nullptr) return Fail(-EEXIST, "the subgroup has a watched word already");
   subgroup->watch = word;
   subgroup->ShowEnded();
   return 0;

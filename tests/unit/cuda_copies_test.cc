@@ -497,6 +497,13 @@ TEST_CASE("Cuda.WrongUseIsNamed") {
     CHECK(mlpo_cuda_copy_grad(slot, &piece, 1, stream, &request) == MLPO_ERR_SLOT_BUSY);
     updates.shut = false;
     CHECK(End(update) == 0);
+    mlpo_cuda_slot* again = nullptr;
+    CHECK(mlpo_cuda_slot_open(cuda, subgroup, &again) == -EEXIST);
+    FakeDaemon other_daemon;
+    Connected other_client(other_daemon);
+    mlpo_subgroup* foreign = other_client.Register("w", kElements);
+    CHECK(mlpo_cuda_slot_open(cuda, foreign, &again) == -EINVAL);
+    mlpo_subgroup_free(foreign);
     const pid_t child = fork();
     if (child == 0) _exit(mlpo_cuda_wait(slot, stream, 0) == MLPO_ERR_FORKED ? 0 : 1);
     int status = 0;

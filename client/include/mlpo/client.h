@@ -174,7 +174,7 @@ struct mlpo_subgroup_info {
 MLPO_API int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info);
 /* From now on updates_ended is stored in *word too (release), by whichever thread sees an update end or the session
  * end; NULL ends that. The word must live until then. For who waits for an update by memory, as a GPU's stream does:
- * some thread has to take completions in meanwhile (mlpo_client_await). */
+ * some thread has to take completions in meanwhile (mlpo_client_await). -EEXIST: there is one already. */
 MLPO_API int mlpo_subgroup_watch(mlpo_subgroup* subgroup, uint64_t* word);
 
 /* ---- Requests ----

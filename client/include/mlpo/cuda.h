@@ -66,6 +66,7 @@ MLPO_API int mlpo_cuda_info(mlpo_cuda* cuda, struct mlpo_cuda_info* info);
 /* ---- Slots ---- */
 typedef struct mlpo_cuda_slot mlpo_cuda_slot;
 
+/* One slot a subgroup: -EEXIST. -EINVAL: the subgroup is of another client. */
 MLPO_API int mlpo_cuda_slot_open(mlpo_cuda* cuda, mlpo_subgroup* subgroup, mlpo_cuda_slot** slot);
 /* Waits until no copy of the slot is in flight and no stream waits for it, then frees. Before mlpo_subgroup_free.
  * -ETIMEDOUT: the slot stays open. Streams that wait for an update go on when it ends; mlpo_client_close ends all of
