@@ -154,9 +154,9 @@ Status Daemon::StartLoop() {
     PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
   };
   events.gone = [this](SessionId session) { PostMain([this, session] { OnGone(session); }); };
-  events.make_room = [this](SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket) {
-    const FileOwner owner{job.uid, job.name, kObjectsRank, store & ~kStoreBit};
-    PostMain([this, store, owner, bytes, ticket] { MakeRoom(store, owner, bytes, ticket); });
+  events.make_room = [this](const ObjectStore& store, uint64_t bytes, uint64_t ticket) {
+    const FileOwner owner{store.uid, store.job_name, kObjectsRank, store.id & ~kStoreBit};
+    PostMain([this, id = store.id, owner, bytes, ticket] { MakeRoom(id, owner, bytes, ticket); });
   };
   loop_ = std::make_unique<DataLoop>(std::move(options), std::move(parts), std::move(events));
   return Status();

@@ -373,8 +373,8 @@ void DataLoop::CopyPiece(const Op& op, std::vector<std::byte>& memory) {
   }
 }
 
-void DataLoop::MakeRoom(SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket) {
-  events_.make_room(store, job, bytes, ticket);
+void DataLoop::MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) {
+  events_.make_room(store, bytes, ticket);
 }
 
 void DataLoop::PublishEpoch(const Subgroup& subgroup) {

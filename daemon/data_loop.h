@@ -47,7 +47,7 @@ class DataLoop : private SchedulerActions {
     std::function<void(SessionId, std::string reason)> broken;  // it broke the protocol; its ring is not read any more
     std::function<void(SessionId)> gone;  // after EndSession, or of a store: nothing of it is in use
     // See SchedulerActions::MakeRoom; answered by RoomMade.
-    std::function<void(SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket)> make_room;
+    std::function<void(const ObjectStore& store, uint64_t bytes, uint64_t ticket)> make_room;
   };
 
   DataLoop(Scheduler::Options options, Parts parts, Events events);
@@ -104,7 +104,7 @@ class DataLoop : private SchedulerActions {
   void StartStats(Op& op) override;
   Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) override;
   void CopyPiece(const Op& op, std::vector<std::byte>& memory) override;
-  void MakeRoom(SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket) override;
+  void MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) override;
   void PublishEpoch(const Subgroup& subgroup) override;
   void Complete(const Completion& completion) override;
   void SessionGone(SessionId session) override;

@@ -12,6 +12,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -36,7 +37,8 @@ struct Object : BlockOwner {
   uint64_t read_until = 0;        // where FETCH's last piece ended
   std::vector<std::byte> memory;  // all of it, if `small`
   bool small = false;
-  bool named = false;  // it is what the name stands for
+  bool counted = false;  // in the store's wanted_bytes
+  bool named = false;    // it is what the name stands for
   uint32_t handles = 0;
   Failure failure;  // why this version can never be committed
 };
@@ -48,8 +50,11 @@ struct ObjectStore : Session {
   std::string job_name;
   std::map<std::string, Object*, std::less<>> names;
   std::map<const Object*, std::unique_ptr<Object>> objects;
-  uint64_t wanted_bytes = 0;  // of the extents of all objects, those that have not come included
-  uint64_t room_bytes = 0;    // what the paths have been asked for and have
+  uint64_t wanted_bytes = 0;    // of the extents of all objects, those that have not come included
+  uint64_t room_bytes = 0;      // what the paths have been asked for and have
+  std::deque<Object*> waiting;  // whose OPEN waits for room, in their order; they are not in wanted_bytes yet
+  bool asking = false;          // for the front's: one question at a time, whatever clients do
+  bool has_files = false;       // or has asked for them
 };
 
 inline Object::Object(ObjectStore* s, std::string n, uint64_t b)

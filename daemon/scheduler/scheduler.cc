@@ -146,8 +146,9 @@ void Scheduler::MaybeGone(Session& session) {
     for (Block& block : subgroup->blocks) ReleaseExtent(block);
   }
   const SessionId id = session.id;
+  const bool known = !IsStore(id) || static_cast<ObjectStore&>(session).has_files;
   sessions_.erase(id);
-  actions_->SessionGone(id);
+  if (known) actions_->SessionGone(id);
 }
 
 void Scheduler::Tick(int64_t now_ns) {

@@ -57,11 +57,11 @@ class SchedulerActions {
   // A piece of FETCH or FLUSH of an object that is in memory whole: between op's staging area and `memory`.
   virtual void CopyPiece(const Op& op, std::vector<std::byte>& memory) = 0;
   // Makes the files of a job's objects if need be, and room in them for `bytes` in all; answered by RoomMade.
-  virtual void MakeRoom(SessionId store, const JobObjects& job, uint64_t bytes, uint64_t ticket) = 0;
+  virtual void MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) = 0;
   // Before the completion of an UPDATE: all parameters are in the slot.
   virtual void PublishEpoch(const Subgroup& subgroup) = 0;
   virtual void Complete(const Completion& completion) = 0;
-  // Nothing of an ended session, or of a store that has no objects any more, is in flight.
+  // Nothing of an ended session, or of a store that has files and no objects any more, is in flight.
   virtual void SessionGone(SessionId session) = 0;
 };
 
@@ -166,6 +166,7 @@ class Scheduler {
   void SubmitObject(Session& session, const Request& request);
   void Open(Session& session, const Request& request);
   void OpenForWriting(Session& session, const Request& request);
+  void SeeToRoom(ObjectStore& store);
   Failure CheckPiece(const ObjectHandle& handle, const mlpo_submission& submission) const;
   Failure BeginObjectOp(Op& op);
   void EndObjectOp(Op& op);

@@ -138,12 +138,29 @@ void Scheduler::OpenForWriting(Session& session, const Request& request) {
     object.memory.resize(bytes);
     return Answer(request, {});
   }
-  store.wanted_bytes += PaddedBytes(bytes);
   coming_ += BlocksToCome(object);
-  if (store.wanted_bytes <= store.room_bytes) return Answer(request, {});
-  Op& op = Enqueue(object, session, request);
-  op.begun = true;
-  actions_->MakeRoom(store.id, *session.job, store.wanted_bytes, op.sequence);
+  Enqueue(object, session, request).begun = true;
+  store.waiting.push_back(&object);
+  SeeToRoom(store);
+}
+
+// Answers the OPENs that wait, in their order, until one needs more room than there is: asks for that. An object may be
+// gone afterwards, and with the last one the store.
+void Scheduler::SeeToRoom(ObjectStore& store) {
+  while (!store.asking && !store.waiting.empty()) {
+    Object& object = *store.waiting.front();
+    store.wanted_bytes += PaddedBytes(object.bytes);
+    object.counted = true;
+    if (store.wanted_bytes > store.room_bytes) {
+      store.asking = true;
+      store.has_files = true;
+      return actions_->MakeRoom(store, store.wanted_bytes, object.queue.front()->sequence);
+    }
+    store.waiting.pop_front();
+    const bool last = store.waiting.empty();
+    Advance(object);
+    if (last) return;
+  }
 }
 
 void Scheduler::RoomMade(SessionId id, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, Failure failure,
@@ -155,14 +172,17 @@ void Scheduler::RoomMade(SessionId id, uint64_t bytes, uint64_t ticket, std::vec
     store->files = std::move(files);
     store->room_bytes = std::max(store->room_bytes, bytes);
   }
-  const auto waits = [&](const auto& entry) {
-    return !entry.second->queue.empty() && entry.second->queue.front()->sequence == ticket;
-  };
-  auto it = std::find_if(store->objects.begin(), store->objects.end(), waits);
-  if (it == store->objects.end()) return;  // its session has ended
-  Object& object = *it->second;
-  object.queue.front()->failure = std::move(failure);
-  Advance(object);
+  store->asking = false;
+  bool last = false;
+  // Else its session has ended.
+  if (!store->waiting.empty() && store->waiting.front()->queue.front()->sequence == ticket) {
+    Object& object = *store->waiting.front();
+    store->waiting.pop_front();
+    object.queue.front()->failure = std::move(failure);
+    last = store->waiting.empty();
+    Advance(object);
+  }
+  if (!last) SeeToRoom(*store);
   Pump();
 }
 
@@ -287,7 +307,8 @@ void Scheduler::MaybeUnused(Object& object) {
   if (object.small) {
     small_objects_bytes_ -= object.bytes;
   } else {
-    object.store->wanted_bytes -= PaddedBytes(object.bytes);
+    if (object.counted) object.store->wanted_bytes -= PaddedBytes(object.bytes);
+    std::erase(object.store->waiting, &object);
     coming_ -= BlocksToCome(object);
   }
   MaybeGone(object);

@@ -266,9 +266,11 @@ class FakeTier : public SchedulerActions {
   }
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }
   void CopyPiece(const Op&, std::vector<std::byte>&) override { ++small_pieces; }
-  void MakeRoom(SessionId store, const JobObjects&, uint64_t bytes, uint64_t ticket) override {
+  void MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket) override {
+    if (++asking_[asks.id] != 1) Violate("a store asked for room twice at once");
     rooms.push_back(bytes);
-    At(now_ns_ + 1000, [this, store, bytes, ticket] {
+    At(now_ns_ + 1000, [this, store = asks.id, bytes, ticket] {
+      --asking_[store];
       const auto file = static_cast<FileId>(1'000'000 + (store & ~kStoreBit));
       scheduler_->RoomMade(store, bytes, ticket, std::vector<FileId>(speeds_.size(), file), room_failure, now_ns_);
     });
@@ -307,6 +309,7 @@ class FakeTier : public SchedulerActions {
   std::map<uint64_t, Completion> completions_;
   std::map<SessionId, bool> known_;
   std::map<SessionId, bool> gone_;
+  std::map<SessionId, int> asking_;  // questions for room under way
   std::map<SubgroupId, uint64_t> epochs_;
   uint64_t updates_ = 0;
   std::vector<std::pair<SubgroupId, uint32_t>> worked_;

@@ -138,6 +138,36 @@ TEST_CASE("Objects.WithoutRoomWhatWasThereStays") {
   CHECK(tier.rooms.size() == asked + 2);
 }
 
+// What a client can have done fast costs nobody else: small objects no message, and one question for room at a time.
+TEST_CASE("Objects.RoomIsAskedForOneByOne") {
+  Tier tier;
+  for (int i = 0; i < 100; ++i) {
+    tier.Open(1, MLPO_OP_FLUSH, 1, "small", 10);
+    tier.Close(1, MLPO_OP_FLUSH, 1);
+  }
+  CHECK(tier.gone_count() == 0);
+  CHECK(tier.rooms.empty());
+  std::vector<uint64_t> opens;
+  for (int i = 0; i < 20; ++i) {
+    opens.push_back(tier.Open(1, MLPO_OP_FLUSH, 1, "a", kBytes));
+    if (i % 2 == 0) tier.Close(1, MLPO_OP_FLUSH, 1);
+    if (i % 2 == 1) tier.Commit(1, 1);
+  }
+  CHECK(tier.rooms.size() == 1);
+  for (uint64_t open : opens) CHECK(tier.After(open) == 0);
+  tier.RunUntilQuiet();
+  for (uint64_t bytes : tier.rooms) CHECK(bytes == 20480);  // none of them stays
+  CHECK(tier.scratch_bytes() == 0);
+  CHECK(tier.violation() == "");
+  // A session that ends while its OPENs wait leaves the way free for others.
+  tier.Open(1, MLPO_OP_FLUSH, 1, "a", kBytes);
+  tier.Open(1, MLPO_OP_FLUSH, 2, "b", kBytes);
+  const uint64_t other = tier.Open(2, MLPO_OP_FLUSH, 1, "c", kBytes);
+  tier.End(1);
+  CHECK(tier.After(other) == 0);
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("Objects.Limits") {
   Tier tier;
   for (uint32_t handle = 1; handle <= MLPO_MAX_OBJECT_HANDLES; ++handle) {
