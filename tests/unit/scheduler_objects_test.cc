@@ -205,6 +205,17 @@ TEST_CASE("Objects.GoWithTheLastSessionAndNoEarlier") {
   CHECK(tier.violation() == "");
 }
 
+TEST_CASE("Objects.ABlockThatHadToGoBetweenTwoPiecesIsReadBack") {
+  Tier tier(1, 1);
+  tier.Open(1, MLPO_OP_FLUSH, 1, "a", kBlockBytes);
+  CHECK(tier.After(tier.Piece(1, MLPO_OP_FLUSH, 1, 0, 100)) == 0);
+  CHECK(tier.After(tier.Flush(2, 1, "b", kBlockBytes, kBlockBytes)) == 0);  // takes the only buffer
+  CHECK(tier.After(tier.Piece(1, MLPO_OP_FLUSH, 1, 100, kBlockBytes - 100)) == 0);
+  CHECK(tier.After(tier.Commit(1, 1)) == 0);
+  CHECK(tier.counts(0).reads == 1);
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("Objects.AReadErrorIsTheReadersAndTheObjectStays") {
   Tier tier(1, 1);
   tier.After(tier.Flush(1, 1, "a", 3 * kBlockBytes, kBlockBytes));
