@@ -9,7 +9,8 @@
 //
 // cuda_rounds [ROUNDS] [--break]: rounds of each subgroup; --break: gradients do not wait for what reads the slot,
 // which must be noticed.
-#include <unistd.h>
+#include <signal.h>
+#include <sys/types.h>
 
 #include <atomic>
 #include <cstdio>
@@ -32,10 +33,12 @@ constexpr int kSubgroups = 6, kStreams = 4, kPieces = 12;
 constexpr uint64_t kElements = 240;
 
 std::atomic<uint64_t> wrong_bytes{0};
+std::atomic<pid_t> daemon_pid{0};
 
 [[noreturn]] void Die(const char* what) {
   std::fprintf(stderr, "FAILED: %s: %s\n", what, mlpo_last_error());
   std::fflush(stderr);
+  if (daemon_pid.load() > 0) kill(daemon_pid.load(), SIGKILL);
   std::_Exit(1);
 }
 
@@ -181,6 +184,7 @@ int main(int argc, char** argv) {
   uint64_t rounds = wish != nullptr && *wish != '\0' ? 100'000 / kSubgroups + 1 : 500;
   if (argc > (with_fault ? 2 : 1)) rounds = std::strtoull(argv[1], nullptr, 10);
   const mlpo::test::DaemonProcess daemon;
+  daemon_pid.store(daemon.pid());
   const std::string socket = daemon.socket();
   mlpo_connect_options options = MLPO_CONNECT_OPTIONS_INIT;
   options.socket = socket.c_str();
