@@ -454,6 +454,7 @@ def test_C27_ctrl_c_within_a_second(tmp_path: pathlib.Path, call: str) -> None:
             assert child.wait(30) == 0
         finally:
             deadline.cancel()
+            deadline.join()
             daemon.resume()
             child.kill()
             child.communicate()
