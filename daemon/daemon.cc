@@ -223,6 +223,7 @@ Daemon::~Daemon() {
   metrics_http_.reset();
   counters_.reset();
   housekeeping_.join();
+  lookout_.join();
   // A collector would go on showing what was.
   const std::string& metrics = config_.daemon.metrics_file;
   if (metrics_written_ && ::unlink(metrics.c_str()) != 0 && errno != ENOENT)
@@ -282,7 +283,7 @@ void Daemon::StoreCounters() {
 // Now, and again an interval after it is done; the file system may be slow.
 void Daemon::WriteMetrics() {
   TakeSnapshot([this](Snapshot snapshot) {
-    PostHousekeeping([this, snapshot = std::move(snapshot)] {
+    boost::asio::post(lookout_, [this, snapshot = std::move(snapshot)] {
       Status status = WriteMetricsFile(config_.daemon.metrics_file, MetricsText(snapshot, kNobody));
       if (status.ok()) metrics_written_.store(true, std::memory_order_relaxed);
       uint64_t suppressed = 0;
@@ -527,7 +528,7 @@ void Daemon::Examine(std::function<void(std::string)> answer) {
   running.workers = workers_->workers();
   for (size_t i = 0; i < paths_.size(); ++i)
     running.paths.push_back({queues_[i]->engine(), paths_[i]->ReservedBytes()});
-  PostHousekeeping([this, running = std::move(running), answer = std::move(answer)] {
+  boost::asio::post(lookout_, [this, running = std::move(running), answer = std::move(answer)] {
     std::string report = ReportJson(Judge(GatherFacts(config_, {}, &running)), /*running=*/true);
     PostMain([answer, report = std::move(report)] { answer(report); });
   });

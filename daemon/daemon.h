@@ -5,8 +5,8 @@
 // paths.
 //
 // Threads: main (this; Asio), data (data_loop.h), one a path queue, the workers, one for housekeeping (whatever may
-// block on a file system or on memory), one that writes the counters file. Main and housekeeping talk by posted
-// functions.
+// block on a file system or on memory), one for what nobody waits for (the doctor, the metrics file), one that writes
+// the counters file. Main and these talk by posted functions.
 #pragma once
 
 #include <atomic>
@@ -109,12 +109,13 @@ class Daemon : public SessionHost {
 
   boost::asio::io_context io_;
   boost::asio::thread_pool housekeeping_{1};
+  boost::asio::thread_pool lookout_{1};  // the doctor and the metrics file: housekeeping may hang, and they too
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer drain_deadline_{io_};
   boost::asio::steady_timer next_beat_{io_};
   boost::asio::steady_timer counters_due_{io_};
   boost::asio::steady_timer metrics_due_{io_};
-  std::atomic<bool> metrics_written_{false};  // relaxed: set by housekeeping, read after its end
+  std::atomic<bool> metrics_written_{false};  // relaxed: set by lookout_, read after its end
   RateLimit metrics_failures_{60 * kNsPerS};
   LiveCounters live_;
 

@@ -25,6 +25,7 @@ namespace {
   if (options.die_with_us) {
     if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) fail(errno);
     if (::getppid() != parent) ::_exit(1);  // it died before we asked to be told
+    ::unsetenv("NOTIFY_SOCKET");            // the private daemon is not the service that we may be part of
   }
   if (options.stdin_null) {
     const int null = ::open("/dev/null", O_RDONLY);

@@ -96,6 +96,21 @@ def check_hung_daemon() -> None:
     SETTINGS.unlink()
 
 
+def check_hung_daemon_of_others() -> None:
+    """A second job leaves the daemon alone that the first one's state is in."""
+    SETTINGS.write_text("answer_timeout=1\n")
+    job("begin", "1")
+    daemon = node.processes("mlpo-daemon")[0]
+    os.kill(daemon, signal.SIGSTOP)
+    expect("the second job says", "left alone: 1 2" in job("begin", "2"))
+    os.kill(daemon, signal.SIGCONT)
+    expect("the daemon was ended", node.processes("mlpo-daemon") == [daemon])
+    SETTINGS.unlink()
+    job("end", "1")
+    job("end", "2")
+    expect("something is left", nothing_left())
+
+
 def check_dead_daemon() -> None:
     job("begin", "1")
     os.kill(node.processes("mlpo-daemon")[0], signal.SIGKILL)
@@ -255,6 +270,7 @@ def main() -> None:
     check_daemon_is_the_users()
     check_many_at_once()
     check_hung_daemon()
+    check_hung_daemon_of_others()
     check_dead_daemon()
     check_number_used_again()
     check_refusals()
