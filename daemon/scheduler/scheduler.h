@@ -8,10 +8,11 @@
 //   message from a client; clean blocks may be dropped at once. So there is no deadlock with any number of buffers.
 // - Blocks in memory are worked on first, then whichever arrives first from any path.
 // - A dirty block belongs to no path until its flush starts. Flushes start only while free buffers plus buffers being
-//   flushed are below the low-water mark and somebody needs one, or the cache would empty itself; oldest first, so that
-//   what was updated last stays for the beginning of the next step.
+//   flushed are below the low-water mark and somebody needs one, or the cache would empty itself; newest first, so that
+//   the first blocks of a step stay for the beginning of the next.
 // - A flush goes to the path furthest below its share of the session's blocks.
-// - A free buffer goes to the path whose remaining reads take longest; in it, to the session that has had least.
+// - A free buffer goes to the path whose remaining reads take longest; in it, to the session that has had least. Blocks
+//   that need no read are one more such queue: the session that has had less is served.
 // - In flight per path at most queue_blocks a direction and max(1, buffers/(paths+1)) together: a slow path cannot take
 //   the pool.
 // - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
@@ -172,6 +173,7 @@ class Scheduler {
   void EndObjectOp(Op& op);
   Failure Commit(Object& object);
   void CloseHandle(Session& session, uint32_t handle);
+  void ForgetAhead(Object& object);
   void EndUseOfObjects(Session& session);
   void DropOps(Object& object, Session& session);
   ObjectStore& StoreOf(JobObjects& job);

@@ -117,6 +117,8 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
 // Into the list of dirty or clean blocks, where its buffer can be had.
 void Scheduler::SettleInMemory(Block& block) {
   block.state = block.dirty ? BlockState::kDirty : BlockState::kClean;
+  const Object* object = block.owner->object();
+  if (object != nullptr && object->handles == 0) block.ahead = false;  // as ForgetAhead
   if (block.dirty && IsGrowing(block)) {
     dirty_.push_front(block);  // flushed last
   } else {

@@ -190,7 +190,20 @@ void Scheduler::CloseHandle(Session& session, uint32_t handle) {
   Object& object = *session.handles.at(handle).object;
   session.handles.erase(handle);
   --object.handles;
+  ForgetAhead(object);
   MaybeUnused(object);
+}
+
+// If nobody is left who could read on, what was fetched ahead is no better than other clean blocks, and goes first.
+void Scheduler::ForgetAhead(Object& object) {
+  if (object.handles > 0) return;
+  for (auto it = clean_ahead_.begin(); it != clean_ahead_.end();) {
+    Block& block = *it++;
+    if (block.owner != &object) continue;
+    LeaveLists(block);
+    block.ahead = false;
+    clean_.push_front(block);
+  }
 }
 
 // ---- Operations of one version ----
@@ -327,6 +340,7 @@ void Scheduler::EndUseOfObjects(Session& session) {
   if (last && job.store != nullptr) job.store->names.clear();
   for (Object* object : objects) {
     if (last) object->named = false;
+    ForgetAhead(*object);
     DropOps(*object, session);
   }
   session.job = nullptr;

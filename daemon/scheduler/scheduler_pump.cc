@@ -173,15 +173,20 @@ bool Scheduler::FetchOne() {
   if (pending_ == 0) return false;
   size_t queue = paths_.size();
   Session* session = ChooseSession(queue);  // blocks that are not read wait for nothing but a buffer
-  if (session == nullptr) {
-    std::vector<double> waiting_s;
-    for (const PathState& path : paths_) {
-      waiting_s.push_back(static_cast<double>(path.pending_bytes) * path.read_cost);
-    }
-    queue = ChooseReadPath(waiting_s);
-    if (queue == kNone) return false;
-    session = ChooseSession(queue);
+  std::vector<double> waiting_s;
+  for (const PathState& path : paths_) {
+    waiting_s.push_back(static_cast<double>(path.pending_bytes) * path.read_cost);
   }
+  const PathIndex path = ChooseReadPath(waiting_s);
+  if (path != kNone) {
+    // Neither kind starves the other: who writes a large object always has a block that is not read.
+    Session* reader = ChooseSession(path);
+    if (session == nullptr || reader->granted_bytes < session->granted_bytes) {
+      session = reader;
+      queue = path;
+    }
+  }
+  if (session == nullptr) return false;
   BufferIndex buffer;
   if (!TakeBuffer(&buffer)) return false;
   Block& block = *session->pending[queue].begin();

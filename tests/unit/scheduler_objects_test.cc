@@ -268,6 +268,28 @@ TEST_CASE("Objects.LargeOnesGoAtTheSpeedOfThePaths") {
   CHECK(tier.violation() == "");
 }
 
+// Who streams a large object always has a block that waits for a buffer and for no read.
+TEST_CASE("Objects.AStreamDoesNotHoldUpdatesUp") {
+  FakeTier tier(MakeOptions(8, 1), {{1e6, 1e6}}, 1'000'000);
+  tier.AddSession(1);
+  tier.AddSubgroup(2, 1, {20 * kBlock});
+  tier.WriteState(2, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  tier.Grad(2, 1, 1);
+  tier.RunUntilQuiet();
+  constexpr uint64_t kSize = 400 * kBlockBytes;
+  tier.RunUntilAnswered(tier.Open(1, MLPO_OP_FLUSH, 1, "large", kSize));
+  uint64_t before = 0, last = 0, at = 0, update = 0;
+  for (; at < kSize && (update == 0 || !tier.answered(update)); at += kBlockBytes / 2) {
+    if (before != 0) tier.RunUntilAnswered(before);
+    before = std::exchange(last, tier.Piece(1, MLPO_OP_FLUSH, 1, at, kBlockBytes / 2));
+    if (at == 20 * kBlockBytes) update = tier.Update(2, 1, 1);  // all buffers are the stream's
+  }
+  CHECK(tier.status(update) == 0);
+  CHECK(at < 100 * kBlockBytes);  // both had the same share of the path, within the buffers
+  CHECK(tier.violation() == "");
+}
+
 // Several sessions on few names, with sessions that end in the middle and paths that fail: every request of a living
 // session is answered, no buffer and no extent is lost, and blocks hold what was written last.
 TEST_CASE("Objects.RandomOperationsWithEndingSessions") {
