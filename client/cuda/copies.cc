@@ -14,6 +14,7 @@ using mlpo::cuda::Fail;
 using mlpo::cuda::FailCuda;
 using mlpo::cuda::GradCopy;
 using mlpo::cuda::OnDevice;
+using mlpo::cuda::Passed;
 using mlpo::cuda::Run;
 using mlpo::cuda::Taken;
 
@@ -68,7 +69,7 @@ int FollowReaders(mlpo_cuda_slot* slot, cudaStream_t stream) {
 // Slot lock held.
 void DropReadersThatEnded(mlpo_cuda_slot* slot) {
   std::erase_if(slot->readers, [slot](cudaEvent_t reader) {
-    if (Taken(cudaEventQuery(reader)) == cudaErrorNotReady) return false;
+    if (Passed(reader) == cudaErrorNotReady) return false;
     MutexLock lock(slot->side->lock);
     slot->side->GiveEvent(reader);
     return true;

@@ -62,7 +62,16 @@ int FailCuda(cudaError_t error, const char* format, ...) {
   return Fail(CodeOf(error), "%s: %s: %s", text, cudaGetErrorName(error), cudaGetErrorString(error));
 }
 
+cudaError_t Passed(cudaEvent_t event) {
+  const cudaError_t error = Taken(cudaEventQuery(event));
+  const bool refused = error == cudaErrorStreamCaptureUnsupported || error == cudaErrorStreamCaptureImplicit;
+  return refused ? cudaErrorNotReady : error;
+}
+
 OnDevice::OnDevice(int device) {
+  error_ = Taken(cudaThreadExchangeStreamCaptureMode(&mode_));
+  if (error_ != cudaSuccess) return;
+  exchanged_ = true;
   int now = -1;
   error_ = Taken(cudaGetDevice(&now));
   if (error_ != cudaSuccess || now == device) return;
@@ -71,8 +80,9 @@ OnDevice::OnDevice(int device) {
 }
 
 OnDevice::~OnDevice() {
-  // It was the thread's device a moment ago; a failure here means that CUDA has come to its end.
+  // They were the thread's a moment ago; a failure here means that CUDA has come to its end.
   if (before_ >= 0) Taken(cudaSetDevice(before_));
+  if (exchanged_) Taken(cudaThreadExchangeStreamCaptureMode(&mode_));
 }
 
 bool StreamWait::Find(int device) {

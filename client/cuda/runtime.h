@@ -19,7 +19,12 @@ inline cudaError_t Taken(cudaError_t error) {
   return error;
 }
 
-// Makes a device the calling thread's for a scope.
+// Whether an event has passed: cudaSuccess, cudaErrorNotReady, or the error that it ended with. A refusal because of a
+// graph that is being captured is no answer: not ready.
+cudaError_t Passed(cudaEvent_t event);
+
+// Makes a device the calling thread's for a scope, and lets its calls be, whatever graph another thread captures: CUDA
+// would refuse them and invalidate that capture. Nothing that is called here belongs into a graph.
 class OnDevice {
  public:
   explicit OnDevice(int device);
@@ -30,6 +35,8 @@ class OnDevice {
   cudaError_t error() const { return error_; }
 
  private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // exchanged for the thread's, if so
+  bool exchanged_ = false;
   int before_ = -1;  // to go back to, -1: nothing to do
   cudaError_t error_ = cudaSuccess;
 };

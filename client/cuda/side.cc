@@ -16,6 +16,7 @@ using mlpo::cuda::Fail;
 using mlpo::cuda::FailCuda;
 using mlpo::cuda::GradCopy;
 using mlpo::cuda::OnDevice;
+using mlpo::cuda::Passed;
 using mlpo::cuda::Taken;
 using mlpo::cuda::WordPage;
 
@@ -116,7 +117,7 @@ bool Idle(mlpo_cuda_slot* slot) {
   }
   while (!slot->readers.empty()) {
     // Any other answer than "not ready" is the last one of this event.
-    if (Taken(cudaEventQuery(slot->readers.back())) == cudaErrorNotReady) return false;
+    if (Passed(slot->readers.back()) == cudaErrorNotReady) return false;
     MutexLock lock(side->lock);
     side->GiveEvent(slot->readers.back());
     slot->readers.pop_back();
@@ -172,7 +173,7 @@ void mlpo_cuda::DropEnded() {
 }
 
 void mlpo_cuda::Release() {
-  Taken(cudaSetDevice(device));
+  const OnDevice on(device);  // a device that cannot be chosen fails its events too
   uint64_t seen = 0;
   lock.Lock();
   while (!stop) {
@@ -201,7 +202,7 @@ void mlpo_cuda::CheckCopies() {
     looked_at = copies;
   }
   for (GradCopy* copy : looked_at) {
-    const cudaError_t error = Taken(cudaEventQuery(copy->passed));
+    const cudaError_t error = Passed(copy->passed);
     if (error == cudaErrorNotReady) continue;
     int copying = GradCopy::kCopying;
     if (error != cudaSuccess && copy->state.compare_exchange_strong(copying, GradCopy::kAbandoned)) {

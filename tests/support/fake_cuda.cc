@@ -18,6 +18,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/cuda_kernels.h"
@@ -30,6 +31,7 @@ State& Fake();
 thread_local bool in_callback = false;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int current_device = 0;
+thread_local cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
 
 }  // namespace
 
@@ -47,6 +49,8 @@ struct CUstream_st {
   uint64_t enqueued = 0, done = 0;
   bool stop = false;
   bool capturing = false;
+  bool captures_globally = false;
+  bool spoiled = false;  // the capture, by a call that CUDA refuses meanwhile
   std::mt19937_64 random;
   std::thread thread;
 };
@@ -115,6 +119,23 @@ cudaError_t Enter(const char* function) {
 
 #define ENTER(function) \
   if (const cudaError_t entered = Enter(#function); entered != cudaSuccess) return entered
+
+// What must not be called while any thread captures a graph globally, but by threads that are relaxed about it.
+cudaError_t RefuseWhileCapturing() {
+  if (capture_mode == cudaStreamCaptureModeRelaxed) return cudaSuccess;
+  bool refused = false;
+  std::lock_guard lock(Fake().mutex);
+  for (CUstream_st* stream : Fake().streams) {
+    if (!stream->capturing || !stream->captures_globally) continue;
+    stream->spoiled = true;
+    refused = true;
+  }
+  return refused ? Give(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
+}
+
+#define ENTER_UNCAPTURED(function) \
+  ENTER(function);                 \
+  if (const cudaError_t refused = RefuseWhileCapturing(); refused != cudaSuccess) return refused
 
 // The range of `ranges` that holds `at`; end() if none does.
 std::map<uintptr_t, uint64_t>::iterator Holding(std::map<uintptr_t, uint64_t>& ranges, uintptr_t at) {
@@ -286,7 +307,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 // ---- Memory ----
 cudaError_t cudaHostRegister(void* at, size_t bytes, unsigned int flags) {
-  ENTER(cudaHostRegister);
+  ENTER_UNCAPTURED(cudaHostRegister);
   State& fake = Fake();
   const auto first = reinterpret_cast<uintptr_t>(at);
   if (at == nullptr || bytes == 0 || first % 4096 != 0 || (flags & ~0xfu) != 0) return Give(cudaErrorInvalidValue);
@@ -319,7 +340,7 @@ cudaError_t cudaHostUnregister(void* at) {
   return Give(cudaErrorHostMemoryNotRegistered);
 }
 cudaError_t cudaHostAlloc(void** at, size_t bytes, unsigned int) {
-  ENTER(cudaHostAlloc);
+  ENTER_UNCAPTURED(cudaHostAlloc);
   if (posix_memalign(at, 4096, bytes) != 0) return Give(cudaErrorMemoryAllocation);
   std::lock_guard lock(Fake().mutex);
   Fake().host_allocated[reinterpret_cast<uintptr_t>(*at)] = bytes;
@@ -442,19 +463,31 @@ cudaError_t cudaStreamQuery(cudaStream_t given) {
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   ENTER(cudaStreamIsCapturing);
   if (!Known(stream)) return Give(cudaErrorInvalidResourceHandle);
+  std::lock_guard lock(Fake().mutex);
   *status = StreamOf(stream)->capturing ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  // Of the thread alone: it works whatever has become of the device.
+  if (in_callback) Violation("cudaThreadExchangeStreamCaptureMode was called from a stream's call-back");
+  std::swap(*mode, capture_mode);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   ENTER(cudaStreamBeginCapture);
-  StreamOf(stream)->capturing = true;
+  if (reinterpret_cast<uintptr_t>(stream) <= 2) return Give(cudaErrorStreamCaptureUnsupported);
+  std::lock_guard lock(Fake().mutex);
+  stream->capturing = true;
+  stream->captures_globally = mode == cudaStreamCaptureModeGlobal;
+  stream->spoiled = false;
   return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   ENTER(cudaStreamEndCapture);
-  StreamOf(stream)->capturing = false;
   *graph = nullptr;
-  return cudaSuccess;
+  std::lock_guard lock(Fake().mutex);
+  stream->capturing = false;
+  return stream->spoiled ? Give(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
   ENTER(cudaEventCreateWithFlags);
@@ -483,7 +516,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  ENTER(cudaEventQuery);
+  ENTER_UNCAPTURED(cudaEventQuery);
   std::lock_guard lock(event->mutex);
   return event->passed >= event->recorded ? cudaSuccess : cudaErrorNotReady;
 }

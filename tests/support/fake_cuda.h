@@ -5,7 +5,9 @@
 // It refuses what CUDA refuses, and counts as violations what honest code never does: calls from a stream's call-back,
 // registering twice, unregistering what is not registered, a wait for a misaligned word or one in memory that the
 // device cannot see, copies that cross from one registration to the next, freeing memory or registrations that a copy
-// in flight still needs. A copy with host memory that is not registered blocks the caller, as CUDA's do.
+// in flight still needs. While a graph is captured globally it refuses, and spoils the capture by, what threads that
+// are not relaxed (cudaThreadExchangeStreamCaptureMode) ask of events and register. A copy with host memory that is not
+// registered blocks the caller, as CUDA's do.
 //
 // These functions are the library's own; all are thread-safe.
 #pragma once

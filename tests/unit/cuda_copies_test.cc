@@ -70,6 +70,17 @@ int End(mlpo_request* request, mlpo_result* result = nullptr) {
   return code;
 }
 
+// The stream goes on when `go` is set.
+void Hold(cudaStream_t stream, std::atomic<bool>* go) {
+  fake_cuda_enqueue(
+      stream,
+      [](void* flag) {
+        while (!static_cast<std::atomic<bool>*>(flag)->load())
+          std::this_thread::sleep_for(std::chrono::microseconds(50));
+      },
+      go);
+}
+
 // A gradient that is in, of ones.
 void Gradient(mlpo_cuda_slot* slot, cudaStream_t stream, float value = 1) {
   const DeviceFloats grad(kElements, value);
@@ -197,12 +208,7 @@ TEST_CASE("Cuda.AGradientFollowsWhatReadsTheParameters") {
     Gradient(slot, stream);
     CHECK(End(Update(subgroup)) == 0);
     std::atomic<bool> go{false};
-    fake_cuda_enqueue(
-        slow,
-        [](void* flag) {
-          while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-        },
-        &go);
+    Hold(slow, &go);
     DeviceFloats param(kElements, 7);
     REQUIRE(mlpo_cuda_copy_param(slot, 0, kElements, param, slow, 0) == 0);
     const DeviceFloats grad(kElements, 5);
@@ -373,12 +379,7 @@ TEST_CASE("Cuda.ADeviceThatFailsEndsItsGradients") {
     Stream stream;
     const DeviceFloats grad(kElements, 3);
     std::atomic<bool> go{false};
-    fake_cuda_enqueue(
-        stream,
-        [](void* flag) {
-          while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-        },
-        &go);
+    Hold(stream, &go);
     mlpo_request* request = CopyGrad(slot, grad, stream);
     fake_cuda_break(cudaErrorECCUncorrectable);
     go = true;
@@ -390,6 +391,61 @@ TEST_CASE("Cuda.ADeviceThatFailsEndsItsGradients") {
     // It can be closed, by a program that goes on without this device.
     cuda.Close(slot);
     fake_cuda_break(0);  // so that the test's own memory can be freed
+  }
+  mlpo_subgroup_free(subgroup);
+}
+
+TEST_CASE("Cuda.AGraphThatIsCapturedMeanwhileAndTheCopiesDoNotDisturbEachOther") {
+  const CleanCuda clean;
+  FakeDaemon daemon;
+  Connected client(daemon);
+  mlpo_subgroup* subgroup = client.Register("w", kElements);
+  {
+    Attached cuda(client);
+    mlpo_cuda_slot* slot = cuda.Open(subgroup);
+    Stream stream, slow, captured;
+    Gradient(slot, stream);
+    CHECK(End(Update(subgroup)) == 0);
+    std::atomic<bool> read{false}, go{false};
+    Hold(slow, &read);
+    Hold(stream, &go);
+    DeviceFloats param(kElements, 7);
+    const DeviceFloats grad(kElements, 5);
+    REQUIRE(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    mlpo_subgroup* large = client.Register("large", 50'000'000);
+    mlpo_cuda_slot* of_large = cuda.Open(large);  // pins
+    REQUIRE(mlpo_cuda_copy_param(slot, 0, kElements, param, slow, 0) == 0);
+    CHECK(mlpo_cuda_slot_close(slot, 0) == -ETIMEDOUT);  // it is being read
+    for (const cudaError_t refused : {cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureImplicit}) {
+      fake_cuda_fail("cudaEventQuery", 1, refused);
+      CHECK(mlpo_cuda_slot_close(slot, 0) == -ETIMEDOUT);
+    }
+    fake_cuda_fail("cudaEventQuery", 1, cudaErrorStreamCaptureUnsupported);
+    mlpo_request* request = CopyGrad(slot, grad, stream);
+    // Long enough for the releaser to look after the copy.
+    const uint64_t asked = fake_cuda_calls("cudaEventQuery");
+    CHECK(Within(5, [&] { return fake_cuda_calls("cudaEventQuery") >= asked + 2; }));
+    cudaGraph_t graph;
+    CHECK(cudaStreamEndCapture(captured, &graph) == cudaSuccess);
+    // The thread is as strict as before.
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    REQUIRE(cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess);
+    CHECK(mode == cudaStreamCaptureModeGlobal);
+    REQUIRE(cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess);
+    // A refusal all the same is no end.
+    for (const cudaError_t refused : {cudaErrorStreamCaptureUnsupported, cudaErrorStreamCaptureImplicit}) {
+      const uint64_t before = fake_cuda_calls("cudaEventQuery");
+      fake_cuda_fail("cudaEventQuery", 1, refused);
+      CHECK(Within(5, [&] { return fake_cuda_calls("cudaEventQuery") >= before + 2; }));
+    }
+    go = true;
+    CHECK(mlpo_request_wait(request, kSecond / 20, nullptr) == -ETIMEDOUT);  // behind what reads the parameters
+    read = true;
+    CHECK(End(request) == 0);
+    REQUIRE(cudaStreamSynchronize(slow) == cudaSuccess);
+    CHECK(param.All(-1));
+    cuda.Close(of_large);
+    mlpo_subgroup_free(large);
   }
   mlpo_subgroup_free(subgroup);
 }
