@@ -3,6 +3,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <initializer_list>
+
 #include "client/cuda/kernels.h"
 
 namespace {
@@ -145,6 +147,16 @@ __global__ void mlpo_add_sums(const double* sums, uint64_t count, double* sum) {
 }  // extern "C"
 
 namespace mlpo::cuda {
+
+cudaError_t LoadKernels() {
+  cudaFuncAttributes attributes;
+  for (const void* kernel :
+       {reinterpret_cast<const void*>(mlpo_copy_if), reinterpret_cast<const void*>(mlpo_pack),
+        reinterpret_cast<const void*>(mlpo_chunk_sums), reinterpret_cast<const void*>(mlpo_add_sums)}) {
+    if (cudaError_t error = cudaFuncGetAttributes(&attributes, kernel); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+}
 
 // By cudaLaunchKernel, which returns its own error: <<<>>> leaves it where errors of the program may lie.
 

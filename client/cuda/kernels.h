@@ -24,6 +24,9 @@ struct TensorTable {
   uint32_t count;
 };
 
+// Loads all kernels onto the current device. Else a kernel's first launch would, which may block the caller until the
+// device is idle: behind a stream that waits for an update.
+cudaError_t LoadKernels();
 // Copies if the epoch at `epoch_word` is at least `epoch` when the stream gets there. `from` is mapped host memory.
 cudaError_t LaunchCopyIf(void* to, const void* from, uint64_t bytes, uintptr_t epoch_word, uint64_t epoch,
                          cudaStream_t stream);

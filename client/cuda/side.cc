@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <new>
 
+#include "client/cuda/kernels.h"
 #include "client/src/versioned_struct.h"
 
 using mlpo::client::Deadline;
@@ -78,7 +79,8 @@ int Attach(mlpo_cuda* side, const mlpo_cuda_options& options) {
   const OnDevice on(side->device);
   if (on.error() != cudaSuccess) return FailCuda(on.error(), "device %d", side->device);
   side->no_pin = options.no_pin != 0;
-  side->stream_waits = options.no_wait == 0 && side->wait.Find(side->device);
+  side->stream_waits =
+      options.no_wait == 0 && side->wait.Find(side->device) && Taken(mlpo::cuda::LoadKernels()) == cudaSuccess;
   side->pins.Open(side->client, options.piece_bytes != 0 ? options.piece_bytes : kPieceBytes);
   if (!side->no_pin) side->pins.Pin(/*again=*/true);  // a failure is told by mlpo_cuda_info
   return StartReleaser(side);

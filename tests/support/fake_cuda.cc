@@ -563,6 +563,12 @@ cudaError_t __cudaGetKernel(cudaKernel_t*, const void*) { return cudaErrorNotSup
 cudaError_t __cudaLaunchKernel(cudaKernel_t, dim3, dim3, void**, size_t, cudaStream_t) { return cudaErrorNotSupported; }
 unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, CUstream_st*) { return 1; }
 cudaError_t __cudaPopCallConfiguration(dim3*, dim3*, size_t*, void*) { return cudaErrorNotSupported; }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* stub) {
+  ENTER(cudaFuncGetAttributes);
+  *attributes = {};
+  std::lock_guard lock(Fake().mutex);
+  return Fake().functions.count(stub) != 0 ? cudaSuccess : Give(cudaErrorInvalidDeviceFunction);
+}
 cudaError_t cudaLaunchKernel(const void* stub, dim3 grid, dim3 block, void** arguments, size_t, cudaStream_t given) {
   ENTER(cudaLaunchKernel);
   if (!Known(given)) return Give(cudaErrorInvalidResourceHandle);

@@ -287,6 +287,9 @@ TEST_CASE("Cuda.WhereStreamsCannotWaitTheThreadDoes") {
   bool offered_after_all = false;
   SECTION("the device does not offer it") { fake_cuda_offer_waits(0); }
   SECTION("by choice") { options.no_wait = 1; }
+  SECTION("the kernels cannot be loaded ahead") {
+    fake_cuda_fail("cudaFuncGetAttributes", 1, cudaErrorMemoryAllocation);
+  }
   SECTION("no memory for words") { fake_cuda_fail("cudaHostAlloc", 1, cudaErrorMemoryAllocation); }
   SECTION("the driver refuses") { offered_after_all = true; }
   {
