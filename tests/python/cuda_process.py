@@ -3,11 +3,13 @@
 Not in pytest's process: torch's libraries want the real runtime.
 """
 
+import contextlib
 import ctypes
 import errno
 import gc
 import math
 import sys
+import types
 import warnings
 
 import mlpo
@@ -135,6 +137,58 @@ def kernels():
     assert finite.array[0] == 1
 
 
+def devices(client):
+    """Two GPUs: a slot's tensors and streams are its side's, those of a kernel are on one device, which is current."""
+    current, streams = [0], {0: Stream(), 1: Stream()}
+    asked = []
+
+    @contextlib.contextmanager
+    def device(index):
+        before, current[0] = current[0], index
+        assert fake.cudaSetDevice(index) == 0
+        yield
+        current[0] = before
+        assert fake.cudaSetDevice(before) == 0
+
+    def current_stream(of=None):
+        asked.append((of, current[0]))
+        return streams[current[0] if of is None else of]
+
+    def on(index, values, dtype="float32"):
+        tensor = Tensor(values, dtype)
+        tensor.device = types.SimpleNamespace(index=index)
+        return tensor
+
+    numel = 1000
+    ones = np.ones(numel, np.float32)
+    total, finite = on(1, np.zeros(1, np.float64), "float64"), on(1, np.zeros(1, np.int32), "int32")
+    cuda = types.SimpleNamespace(device=device, current_stream=current_stream)
+    sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
+    try:
+        subgroup = client.subgroup("on 1", numel)
+        with mlpo.cuda.attach(client, 1) as side:
+            slot = side.slot(subgroup)
+            raises(ValueError, "on CUDA device 0", lambda: slot.copy_grad(on(0, ones)))
+            raises(ValueError, "on CUDA device 0", lambda: slot.copy_param(on(0, ones)))
+            slot.copy_grad(on(1, ones)).result(timeout=30)
+            update = subgroup.submit_update()
+            slot.copy_param(on(1, ones))
+            slot.wait()
+            update.result(timeout=30)
+            assert asked == [(1, 0)] * 3, asked
+        asked.clear()
+        raises(ValueError, "[0, 1]", lambda: mlpo.cuda.pack([on(1, ones), on(0, ones)], on(1, np.zeros(2 * numel))))
+        raises(ValueError, "[0, 1]", lambda: mlpo.cuda.norm([on(0, ones)], total, finite))
+        assert asked == []
+        mlpo.cuda.pack([on(1, ones)], on(1, ones))
+        mlpo.cuda.norm([on(1, ones)], total, finite)
+        assert asked == [(1, 1)] * 2 and current == [0], (asked, current)
+        streams[1].synchronize()
+        assert total.array[0] == numel and finite.array[0] == 1
+    finally:
+        del sys.modules["torch"]
+
+
 def unpinned_and_collected(client):
     """Where pinning fails one warning says so; what is dropped without close() is freed in its order."""
     subgroup = client.subgroup("v", 1000)
@@ -159,6 +213,7 @@ def main():
         wrong_use(client, side, slot, param)
         del side, slot, subgroup
         kernels()
+        devices(client)
         unpinned_and_collected(client)
     assert fake.fake_cuda_violations() == 0, fake.fake_cuda_last_violation()
     print("passed")

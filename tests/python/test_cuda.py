@@ -28,6 +28,19 @@ def test_without_the_cuda_side_everything_says_so(client: mlpo.Client, monkeypat
         assert raised.value.errno == errno.EOPNOTSUPP
 
 
+def test_a_missing_runtime_is_named_where_torch_is_missing_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        if name == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(mlpo.cuda, "_native", None)
+    monkeypatch.setattr(mlpo.cuda, "_reason", "")
+    monkeypatch.setattr(mlpo.cuda.importlib, "import_module", absent)
+    assert not mlpo.cuda.available()
+    assert "libcudart.so.13: cannot open" in mlpo.cuda.why_not()
+
+
 def test_on_the_stand_in_for_the_cuda_runtime(daemon_of) -> None:
     """Copies in stream order, waits, failures, closing and collecting, in a process without torch."""
     if not mlpo.cuda.available():

@@ -7,8 +7,9 @@
     slot.copy_param(parameters)                  # the stream waits for the update; Python does not
     update.result()                              # raises if it failed; nothing was copied then
 
-A tensor is torch's, or anything with ``data_ptr()``, ``numel()``, ``dtype``, ``is_contiguous()`` and ``is_cuda``. A
-stream is torch's, a handle as an int, or None: torch's current stream, the default one without torch.
+A tensor is torch's, or anything with ``data_ptr()``, ``numel()``, ``dtype``, ``is_contiguous()`` and ``is_cuda``. Those
+of a slot are on the device of its side, those of pack() and norm() on one. A stream is torch's, a handle as an int, or
+None: torch's current stream of that device, the default one without torch.
 
 Built where the CUDA toolkit is (nvcc) when the package is installed; else ``available()`` is False, ``why_not()`` says
 why, and everything else raises mlpo.NotOfferedError.
@@ -16,6 +17,7 @@ why, and everything else raises mlpo.NotOfferedError.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import sys
@@ -54,7 +56,10 @@ def _load() -> None:
         except ImportError as error:
             if "libcudart" not in str(error):
                 raise
-            importlib.import_module("torch")  # brings the CUDA runtime
+            try:
+                importlib.import_module("torch")  # brings the CUDA runtime
+            except ModuleNotFoundError:
+                raise error from None
             found = importlib.import_module("mlpo._cuda_native")
     except ModuleNotFoundError:
         _reason = "mlpo was installed without the CUDA side: install it again where the CUDA toolkit (nvcc) is"
@@ -93,17 +98,39 @@ def _pointer(kind: str, of_client: Any) -> Any:
     return _native.ffi.cast(kind, int(client_ffi.cast("uintptr_t", of_client)))
 
 
-def _stream(stream: Any) -> Any:
+def _stream(stream: Any, device: Optional[int]) -> Any:
     if stream is None:
         torch = sys.modules.get("torch")
-        stream = torch.cuda.current_stream().cuda_stream if torch is not None else 0
+        stream = torch.cuda.current_stream(device).cuda_stream if torch is not None else 0
     handle = getattr(stream, "cuda_stream", stream)
     return _native.ffi.cast("mlpo_cuda_stream", handle)
 
 
-def _check_tensor(tensor: Any, what: str, dtype: Optional[str] = None) -> str:
+def _device(tensor: Any) -> Optional[int]:
+    """The number of a tensor's device; None if it does not say."""
+    index: Optional[int] = getattr(getattr(tensor, "device", None), "index", None)
+    return index
+
+
+def _one_device(tensors: Sequence[Any]) -> Optional[int]:
+    """The number of the device that all tensors are on; None if none says."""
+    devices = {device for device in map(_device, tensors) if device is not None}
+    if len(devices) > 1:
+        raise ValueError(f"the tensors are on CUDA devices {sorted(devices)}: one is needed")
+    return devices.pop() if devices else None
+
+
+def _current(device: Optional[int]) -> contextlib.AbstractContextManager[Any]:
+    """Makes a device the thread's, as kernels need it on a stream of that device."""
+    torch = sys.modules.get("torch")
+    return contextlib.nullcontext() if torch is None or device is None else torch.cuda.device(device)
+
+
+def _check_tensor(tensor: Any, what: str, dtype: Optional[str] = None, device: Optional[int] = None) -> str:
     if not tensor.is_cuda:
         raise ValueError(f"{what} is not on a CUDA device")
+    if device is not None and _device(tensor) not in (None, device):
+        raise ValueError(f"{what} is on CUDA device {_device(tensor)}, the slot's copies are of device {device}")
     if not tensor.is_contiguous():
         raise ValueError(f"{what} has gaps: make it contiguous() first")
     found = dtype_of(tensor.dtype)
@@ -155,9 +182,10 @@ class CudaSide:
         # Holds the client until then.
         self._finalizer = weakref.finalize(self, _detach, self._pointer, client)
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
-        error = self.info().pin_error
-        if error:
-            warnings.warn(error, RuntimeWarning, stacklevel=3)
+        about = self.info()
+        self._device = about.device
+        if about.pin_error:
+            warnings.warn(about.pin_error, RuntimeWarning, stacklevel=3)
 
     def info(self) -> Info:
         """What is pinned and how streams wait."""
@@ -208,6 +236,7 @@ class Slot:
         pointer = _pointer("mlpo_subgroup *", subgroup._pointer)
         interruptible(lambda: _check(_native.lib.mlpo_cuda_slot_open(side._open(), pointer, made)))
         self.subgroup = subgroup
+        self._device = side._device
         self._pointer = made[0]
         # Holds both until then, whatever order the garbage collector takes.
         self._finalizer = weakref.finalize(self, _close_slot, self._pointer, subgroup, side)
@@ -225,7 +254,7 @@ class Slot:
         for item, (first, count, what) in zip(array, pieces):
             item.first, item.count = first, count
             if hasattr(what, "data_ptr"):
-                _check_tensor(what, f"the gradient of [{first}, +{count})", self.subgroup.grad_dtype)
+                _check_tensor(what, f"the gradient of [{first}, +{count})", self.subgroup.grad_dtype, self._device)
                 if what.numel() != count:
                     raise ValueError(f"the gradient of [{first}, +{count}) has {what.numel()} elements")
                 item.kind, item.device = Kind.VALUE, _native.ffi.cast("void *", what.data_ptr())
@@ -234,7 +263,8 @@ class Slot:
                 if item.kind == Kind.VALUE:
                     raise ValueError(f"[{first}, +{count}) has no tensor")
         made = _native.ffi.new("mlpo_request **")
-        _check(_native.lib.mlpo_cuda_copy_grad(self._open(), array, len(pieces), _stream(stream), made))
+        handle = _stream(stream, self._device)
+        _check(_native.lib.mlpo_cuda_copy_grad(self._open(), array, len(pieces), handle, made))
         for _, _, what in pieces:
             _used_by(what, stream)
         request = client_ffi.cast("mlpo_request *", int(_native.ffi.cast("uintptr_t", made[0])))
@@ -248,15 +278,15 @@ class Slot:
         After the update that is outstanding now, if there is one; if that fails nothing is copied. Where streams cannot
         wait this thread does, at most `timeout` seconds. Raises ENODATA if the slot holds no parameters.
         """
-        _check_tensor(parameters, "the tensor", self.subgroup.dtype)
+        _check_tensor(parameters, "the tensor", self.subgroup.dtype, self._device)
         count, device = parameters.numel(), _native.ffi.cast("void *", parameters.data_ptr())
-        pointer, handle, limit = self._open(), _stream(stream), nanoseconds(timeout)
+        pointer, handle, limit = self._open(), _stream(stream, self._device), nanoseconds(timeout)
         _check(_native.lib.mlpo_cuda_copy_param(pointer, first, count, device, handle, limit))
         _used_by(parameters, stream)
 
     def wait(self, *, stream: Any = None, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Lets `stream` wait until the update that is outstanding now has ended, whatever with."""
-        _check(_native.lib.mlpo_cuda_wait(self._open(), _stream(stream), nanoseconds(timeout)))
+        _check(_native.lib.mlpo_cuda_wait(self._open(), _stream(stream, self._device), nanoseconds(timeout)))
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Waits until its copies have ended, and frees it. Raises mlpo.TimeoutError and stays open if they do not."""
@@ -279,9 +309,11 @@ def pack(tensors: Sequence[Any], out: Any, scale: float = 1.0, *, stream: Any = 
     dtype = DTYPES[_check_tensor(out, "out")][0]
     if out.numel() != elements:
         raise ValueError(f"out has {out.numel()} elements, the tensors {elements}")
+    device = _one_device([*tensors, out])
     if elements:
         data = native.ffi.cast("void *", out.data_ptr())
-        _check(native.lib.mlpo_cuda_pack(array, len(tensors), data, dtype, scale, _stream(stream)))
+        with _current(device):
+            _check(native.lib.mlpo_cuda_pack(array, len(tensors), data, dtype, scale, _stream(stream, device)))
 
 
 def norm(tensors: Sequence[Any], sum_of_squares: Any, all_finite: Any, *, stream: Any = None) -> None:
@@ -296,7 +328,9 @@ def norm(tensors: Sequence[Any], sum_of_squares: Any, all_finite: Any, *, stream
         if not tensor.is_cuda or tensor.numel() != 1 or not str(tensor.dtype).endswith(name):
             raise ValueError(f"a CUDA tensor of one {name} is needed for the result")
         pointers.append(native.ffi.cast(f"{kind} *", tensor.data_ptr()))
-    _check(native.lib.mlpo_cuda_norm(array, len(tensors), *pointers, _stream(stream)))
+    device = _one_device([*tensors, sum_of_squares, all_finite])
+    with _current(device):
+        _check(native.lib.mlpo_cuda_norm(array, len(tensors), *pointers, _stream(stream, device)))
 
 
 def _tensor_array(tensors: Sequence[Any]) -> tuple[Any, int]:
