@@ -145,7 +145,8 @@ TEST_CASE("Objects.WhatIsRefusedSaysWhy") {
   CHECK(ErrorOf([&] { client.FlushObject("x", nullptr, 1); }).code() == -EINVAL);
   CHECK(ErrorOf([&] { client.FlushObject("x", out, ~uint64_t{0}); }).code() == -EFBIG);
   // Names are bytes: nothing in them means anything.
-  for (const std::string name : {"../../etc/passwd", "/", "\xff\x01 \n", std::string(256, '.').c_str()}) {
+  const std::vector<std::string> names = {"../../etc/passwd", "/", "\xff\x01 \n", std::string(256, '.')};
+  for (const std::string& name : names) {
     client.FlushObject(name, name.data(), name.size());
     const Bytes read = FetchAll(client, name);
     CHECK(std::memcmp(read.data(), name.data(), name.size()) == 0);
