@@ -48,9 +48,11 @@ def test_training_by_streams_is_torch_adamw(tmp_path: pathlib.Path, dtype: torch
                 out.synchronize()
                 update.result(timeout=60)
             expected = reference.detach().to(dtype).float()
-            ulp = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10}[dtype]
+            # FP32 that differs in its last bits may be rounded to the neighbour: at most this share of the value away.
+            step = {torch.float32: 0.0, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
             difference = (parameters.cpu().float() - expected).abs()
-            assert (difference <= ulp * expected.abs().clamp(min=1e-2)).all(), difference.max()
+            allowed = step * expected.abs() + 1e-6 * expected.abs().max()
+            assert (difference <= allowed).all(), (difference - allowed).max()
 
 
 def test_pack_is_torchs_cast() -> None:
