@@ -14,6 +14,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -25,6 +27,8 @@
 
 namespace {
 
+using mlpo::test::DaemonProcess;
+
 constexpr int64_t kSecond = 1'000'000'000;
 
 int failures = 0;
@@ -35,16 +39,26 @@ void Check(bool holds, const char* what) {
   std::fprintf(stderr, "FAILED: %s\n", what);
 }
 
+// The daemon of the test that runs; -1: none.
+pid_t daemon_pid = -1;
+
+// Takes the daemon along. Nothing is freed: that might wait for a device that waits for the daemon.
+[[noreturn]] void Die() {
+  if (daemon_pid > 0) kill(daemon_pid, SIGKILL);
+  std::fflush(nullptr);
+  std::_Exit(1);
+}
+
 // What the test itself cannot go on without.
 void Must(bool holds, const char* what) {
   if (holds) return;
   std::fprintf(stderr, "FAILED: %s: %s; CUDA: %s\n", what, mlpo_last_error(), cudaGetErrorString(cudaGetLastError()));
-  std::exit(1);
+  Die();
 }
 void Must(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "FAILED: %s: %s\n", what, cudaGetErrorString(error));
-  std::exit(1);
+  Die();
 }
 void Must(int code, const char* what) { Must(code == 0, what); }
 
@@ -239,8 +253,7 @@ void TestRounds(const std::string& socket) {
 }
 
 // A stream waits for an update of a daemon that is killed, or stopped and never goes on.
-void TestDaemonDies() {
-  mlpo::test::DaemonProcess daemon;
+void TestDaemonDies(DaemonProcess& daemon) {
   constexpr uint64_t kElements = 10'000;
   const Session session(daemon.socket(), "dies", kElements, MLPO_DTYPE_FLOAT32);
   const DeviceMemory grad(kElements * 4), param(kElements * 4);
@@ -343,11 +356,12 @@ void TestTwoProcesses(const SharedMemory& shared) {
               told && status == 0 && doubled ? "true" : "false");
 }
 
-// Bytes per second of `copy`, the median of five.
-template <class Copy>
-double Speed(size_t bytes, cudaStream_t stream, const Copy& copy) {
+// Bytes per second of `copy`, the median of five; `before` each of them is not timed.
+double Speed(
+    size_t bytes, cudaStream_t stream, const std::function<void()>& copy, const std::function<void()>& before = [] {}) {
   std::vector<double> speeds;
   for (int i = 0; i < 6; ++i) {
+    before();
     Must(cudaStreamSynchronize(stream), "synchronize");
     const auto from = std::chrono::steady_clock::now();
     copy();
@@ -381,14 +395,14 @@ void MeasureBandwidth(const std::string& socket) {
     Must(cudaMemcpyAsync(device.data, pinned, kBytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   });
   mlpo_request* request = nullptr;
-  const double grad = Speed(kBytes, stream, [&] {
-    if (request != nullptr) {
-      // The window's pieces may not overlap, so the one before is forgotten.
-      Must(End(request), "the gradient");
-      Must(mlpo_client_discard(session.client, 0, 60 * kSecond), "discard");
-    }
-    request = session.Grad(device.data, kElements, stream);
-  });
+  const double grad = Speed(
+      kBytes, stream, [&] { request = session.Grad(device.data, kElements, stream); },
+      [&] {
+        if (request == nullptr) return;
+        // The daemon is done with the one before, and has forgotten it: a window's pieces may not overlap.
+        Must(End(request), "the gradient");
+        Must(mlpo_client_discard(session.client, 0, 60 * kSecond), "discard");
+      });
   Must(End(request), "the gradient");
   Must(End(SignUpdate(session.subgroup)), "the update");
   const double param = Speed(kBytes, stream, [&] {
@@ -437,6 +451,18 @@ void MeasureKernels() {
               normed);
 }
 
+// A test with a daemon of its own. One that does not start is a failure; what needs none goes on.
+void WithDaemon(const DaemonProcess::Options& options, const std::function<void(DaemonProcess&)>& test) {
+  try {
+    DaemonProcess daemon(options);
+    daemon_pid = daemon.pid();
+    test(daemon);
+  } catch (const std::exception& error) {
+    Check(false, error.what());
+  }
+  daemon_pid = -1;
+}
+
 }  // namespace
 
 int main() {
@@ -455,15 +481,14 @@ int main() {
               about.minor);
   TestTwoProcesses(shared);
   TestKernels();
-  {
-    mlpo::test::DaemonProcess::Options options;
-    options.memory = "4GiB";
-    options.block = "1048576";
-    const mlpo::test::DaemonProcess daemon(options);
+  DaemonProcess::Options large;
+  large.memory = "4GiB";
+  large.block = "1048576";
+  WithDaemon(large, [](DaemonProcess& daemon) {
     TestRounds(daemon.socket());
     MeasureBandwidth(daemon.socket());
-  }
-  TestDaemonDies();
+  });
+  WithDaemon({}, TestDaemonDies);
   MeasureKernels();
   std::fprintf(stderr, "%s\n", failures == 0 ? "passed" : "FAILED");
   return failures == 0 ? 0 : 1;
