@@ -485,6 +485,37 @@ def test_copying_in_the_other_thread(make: Make, monkeypatch: pytest.MonkeyPatch
     assert_same(model, optimizer, twin, reference)
 
 
+def test_a_copying_thread_that_does_not_start(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass raises, while it puts a gradient there or adds one, and nothing waits for that thread; step()
+    raises where a part of a sum is missing; after zero_grad() training goes on."""
+    monkeypatch.setattr("mlpo.torch._overlap._LANE_BYTES", 1)
+    monkeypatch.setattr(Lane, "_IDLE_S", 0.01)
+    model, twin = fresh(), fresh()
+    optimizer, reference = make(model.parameters()), make(twin.parameters(), overlap=False)
+
+    def broken(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for passes in (0, 1):
+        optimizer.zero_grad()
+        for _ in range(passes):
+            loss_of(model, 1).backward()
+        deadline = time.monotonic() + 30
+        while any(thread.name == "mlpo-gradients" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", broken)
+            with pytest.raises(RuntimeError, match="can't start"):
+                loss_of(model, 1).backward()
+        if passes:
+            with pytest.raises(RuntimeError, match="broken off"):
+                optimizer.step()
+    train(model, optimizer, 2)
+    train(twin, reference, 2)
+    assert_same(model, optimizer, twin, reference)
+
+
 def test_forked_child_touches_no_slot(make: Make) -> None:
     """backward() in a child that was forked in the middle of a window raises; the parent goes on."""
     model = fresh()

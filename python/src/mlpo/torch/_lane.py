@@ -25,18 +25,17 @@ class Lane:
         self._work: collections.deque[tuple[int, Callable[..., None], tuple[Any, ...]]] = collections.deque()
         self._bytes = 0  # of the work that has not ended
         self._busy = False
-        self._running = False
+        self._thread: Optional[threading.Thread] = None
         self._failure: Optional[BaseException] = None
 
     def put(self, nbytes: int, call: Callable[..., None], *args: Any) -> None:
         """Hands over call(*args), which keeps `nbytes` of memory until it has ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._bytes <= self._MOST_BYTES)
+            if self._thread is None:  # first, so that nobody waits for work that no thread does
+                self._start()
             self._work.append((nbytes, call, args))
             self._bytes += nbytes
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="mlpo-gradients", daemon=True).start()
             self._changed.notify_all()
 
     def drain(self) -> None:
@@ -53,12 +52,22 @@ class Lane:
             self._changed.wait_for(lambda: not self._work and not self._busy)
             self._failure = None
 
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="mlpo-gradients", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._thread = None  # if an interrupt came after its start, it ends by itself
+            raise
+
     @torch.no_grad()
     def _run(self) -> None:
         while True:
             with self._changed:
+                if self._thread is not threading.current_thread():
+                    return
                 if not self._changed.wait_for(lambda: self._work, self._IDLE_S):
-                    self._running = False
+                    self._thread = None
                     return
                 nbytes, call, args = self._work.popleft()
                 self._busy = True

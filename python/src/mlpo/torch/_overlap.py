@@ -233,7 +233,7 @@ class Overlap:
         """Whether step() is to use a gradient of this parameter."""
         grad = param.grad
         watch = self._watches.get(param)
-        if watch is not None and watch.lifted is not None and grad is None:
+        if watch is not None and watch.lifted is not None:
             raise RuntimeError(
                 f"a backward pass was broken off while it added to the gradient of parameter "
                 f"{self._owner._name_of(param)}: call the optimizer's zero_grad() and begin anew"
