@@ -1,6 +1,7 @@
 """One rank: python distributed_process.py DIRECTORY CASE..., started by test_distributed.py with RANK, WORLD_SIZE and
 MLPO_SOCKET set. Runs the cases of these names and says which have passed; ends at the first that does not."""
 
+import contextlib
 import itertools
 import pathlib
 import sys
@@ -111,9 +112,11 @@ def fsdp2(_: str) -> None:
 
 def overlap(directory: str) -> None:
     """Shards are sent in the backward pass, with the bits of a run that sends them at step(), and the norm is that of
-    all shards; FSDP2 adds passes up. Parameters that are not sharded are refused."""
+    all shards; FSDP2 adds passes up, those that it reduces too, in any number from step to step where they are held
+    back. Parameters that are not sharded are refused."""
     norms = reference(STEPS, clip=0.3)[2]
-    made = []
+    made: list[torch.nn.Module] = []
+    sent: list[bool] = []
     for overlap in (False, True):
         model = sharded()
         optimizer = OffloadAdamW(model.parameters(), **HYPER, overlap=overlap, name=str(overlap), subgroup_elements=20)
@@ -128,8 +131,21 @@ def overlap(directory: str) -> None:
             loss_of(model, 10 + step, dist.get_rank()).backward()
             optimizer.step()
         made.append(model)
-    for p, q in zip(made[0].parameters(), made[1].parameters()):
-        assert torch.equal(p.to_local(), q.to_local())
+        model = sharded()
+        optimizer = offload(model.parameters(), **HYPER, overlap=overlap, subgroup_elements=20)
+        for passes, hold in ((3, False), (3, False), (3, False), (2, True), (4, True), (1, False)):
+            optimizer.zero_grad()
+            for number in range(passes):
+                with optimizer.no_sync() if hold and number < passes - 1 else contextlib.nullcontext():
+                    loss_of(model, 20 + number, dist.get_rank()).backward()
+            optimizer.step()
+            if passes == 3:
+                sent.append(optimizer.sent_in_backward > 0)
+        made.append(model)
+    for ours, theirs in zip(made[:2], made[2:]):
+        for p, q in zip(ours.parameters(), theirs.parameters()):
+            assert torch.equal(p.to_local(), q.to_local())
+    assert sent == [False, False, False, False, True, True], sent
     whole = [torch.nn.Parameter(torch.ones(3))]
     for call, text in (
         (lambda: OffloadAdamW(whole, overlap=True, replicas=True), "overlap=False, or fully_shard"),

@@ -166,6 +166,12 @@ class Overlap:
             pack, member = self._owner._place_of(param)
             _checks.gradient(param, member.name, pack.grad_dtype)
             window = self._window(pack)
+            if _shards.is_dtensor(param) and watch.lifted is None:
+                # FSDP2 adds passes up in .grad by itself, without autograd's hook before it, and wants a DTensor there.
+                last = window.waiting is not None and watch.calls + 1 == watch.usual
+                if self._holds or not last:
+                    watch.calls += not self._holds
+                    return
             if window.submitted:
                 self._lane.drain()
                 self._take_back(window)
