@@ -242,6 +242,35 @@ def test_writing_to_a_parameter_under_way_raises(make: Make) -> None:
     assert bool((model[1].weight == 0.5).all()), "the value before came back"
 
 
+@pytest.mark.parametrize("gradients", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("eval_mode", [False, True], ids=["train", "eval"])
+def test_passes_that_go_another_way(make: Make, eval_mode: bool, gradients: bool) -> None:
+    """In eval mode, or without gradients, a model uses a layer's weight without calling it: never the old one."""
+
+    class Around(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(WIDTH, WIDTH)
+            self.inner = torch.nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.training or not torch.is_grad_enabled():
+                x = x + torch.nn.functional.linear(x, self.inner.weight)
+            return self.inner(self.first(x))  # type: ignore[no-any-return]
+
+    model = Around()
+    optimizer = make(model.parameters(), lr=0.1)
+    optimizer.attach_forward(model)
+    for _ in range(3):
+        model.train()
+        step_of(model, optimizer)
+        model.train(not eval_mode)
+        with torch.set_grad_enabled(gradients):
+            found = loss_of(model, 1)
+            optimizer.wait()
+            assert torch.equal(found, loss_of(model, 1))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_layers_whose_calls_are_not_seen(make: Make) -> None:
     """Inside a traced part no hook is called and no function of torch's: the module around waits for its parameters."""

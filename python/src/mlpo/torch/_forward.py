@@ -3,8 +3,10 @@
 A parameter gets its new value only by a wait in the trainer's thread, as a whole; until then it has the old one. A
 module waits before its forward() for the parameters that are its own, and for those that it uses although they are of
 others, as MultiheadAttention does with the weight of its out_proj. Which these are is seen in the first forward pass,
-which waits for everything at its beginning, and from modules that are not called in a later one. A parameter that was
-used before it was waited for is found when its gradient arrives, and the backward pass raises.
+one in training and one in eval mode, which waits for everything at its beginning, and from modules that are not called
+in a later one. A pass without gradients always waits for everything: a mistake would show nowhere. With them, a
+parameter that was used before it was waited for is found when its gradient arrives, and the backward pass raises; if it
+has been waited for by then, nothing tells. So wait() is to be called before parameters are used outside of modules.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class ForwardWaits:
         self._waits: dict[torch.nn.Module, dict[torch.Tensor, None]] = {
             module: dict.fromkeys(module.parameters(recurse=False)) for module in model.modules()
         }
-        self._seen: set[torch.nn.Module] = set()  # outermost modules of which a whole forward pass was seen
+        # Outermost modules, and whether they were training, of which a whole forward pass was seen.
+        self._seen: set[tuple[torch.nn.Module, bool]] = set()
         self._uses: Any = None  # a _Uses in such a first pass; torch has no types for modes
         self._running: list[torch.nn.Module] = []  # forward() calls that have not ended, outermost first
         self._called: dict[torch.nn.Module, None] = {}  # in this forward pass, in order
@@ -81,7 +84,9 @@ class ForwardWaits:
         if outermost:
             self._called.clear()
         self._called[module] = None
-        if outermost and module not in self._seen:
+        if outermost and not torch.is_grad_enabled():
+            self._owner._wait_for(self.params)
+        elif outermost and (module, module.training) not in self._seen:
             self._owner._wait_for(self.params)
             self._uses = _Uses(self)
             self._uses.__enter__()
@@ -93,9 +98,10 @@ class ForwardWaits:
             pass  # of a forward() that was left without its hook
         if self._running:
             return
+        if self._uses is not None:
+            self._seen.add((module, module.training))
         self._end_pass()
         self._assign(module)
-        self._seen.add(module)
         if module is self._model:
             self._order = {}
             for called in self._called:
