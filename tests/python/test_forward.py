@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import threading
 import weakref
@@ -13,7 +14,7 @@ from typing import Any, Callable
 import mlpo
 import pytest
 import torch
-from mlpo.torch import OffloadAdamW
+from mlpo.torch import OffloadAdamW, _binding
 from running_daemon import SMALL_BLOCKS, Daemon
 from torch.nn import Parameter
 
@@ -390,6 +391,34 @@ def test_interrupted_first_pass(make: Make) -> None:
     train(model, optimizer, 4, wait=False)
     train(plain, reference, 4, wait=True)
     assert torch._C._len_torch_function_stack() == 0
+    optimizer.wait()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters()))
+
+
+@pytest.mark.parametrize("nth", [0, 1, 2])
+def test_interrupt_while_parameters_are_written(make: Make, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """Ctrl-C between two parameters of a subgroup: what was copied before is no write of the trainer, and the next wait
+    copies all."""
+    model, plain = fresh(), fresh()
+    optimizer = make(model.parameters(), subgroup_elements=100_000)
+    reference = make(plain.parameters())
+    optimizer.attach_forward(model)
+    train(model, optimizer, 2, wait=False)
+    original, copies = _binding.copied, itertools.count()
+
+    def interrupted(*args: Any) -> Any:
+        result = original(*args)
+        if next(copies) == nth:
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_binding, "copied", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.wait()
+    optimizer.wait()
+    train(model, optimizer, 2, wait=False, first=2)
+    train(plain, reference, 4, wait=True)
     optimizer.wait()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), plain.parameters()))
 

@@ -37,6 +37,7 @@ class Part:
     update: Optional[Request[int]] = None
     ended: bool = False
     versions: Optional[list[int]] = None  # of the members' tensors, if the trainer goes on before the update has ended
+    untouched: Optional[list[Member]] = None  # by the trainer: decided before the first copy, which moves versions too
 
 
 class Step:
@@ -141,13 +142,13 @@ class Step:
 
 
 def _end(part: Part) -> None:
-    versions = part.versions or [member.param._version for member in part.members]
-    untouched: list[Member] = []
-    changed: list[Member] = []
-    for member, version in zip(part.members, versions):
-        (untouched if member.param._version == version else changed).append(member)
-    part.pack.write_back(untouched)
+    if part.untouched is None:
+        versions = part.versions or [member.param._version for member in part.members]
+        part.untouched = [m for m, version in zip(part.members, versions) if m.param._version == version]
+    part.pack.write_back(part.untouched)
     part.ended = True
+    chosen = {member.index for member in part.untouched}
+    changed = [member for member in part.members if member.index not in chosen]
     if changed:
         raise RuntimeError(
             f"parameter {changed[0].name} was written to while its update by step(wait=False) was under way; what was "
