@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ from models import build, groups, record
 from mlpo.torch import OffloadAdamW
 from mlpo.torch._binding import Pack
 from mlpo.torch._lane import Lane
+from mlpo.torch._overlap import Overlap
 from running_daemon import SMALL_BLOCKS
 from torch.nn import Parameter
 from torch.utils.checkpoint import checkpoint
@@ -593,6 +595,39 @@ def test_interrupts(make: Make, monkeypatch: pytest.MonkeyPatch, call: str, sent
         for number in (90, 91):
             loss_of(twin, number).backward()
         reference.step()
+    train(twin, reference, 2, first=3)
+    assert_same(model, optimizer, twin, reference)
+
+
+@pytest.mark.parametrize("nth", [0, 2])
+def test_interrupt_before_the_decision(make: Make, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """Ctrl-C after gradients were marked as used and before the step is decided: no parameter changes, the step cannot
+    be repeated with slots whose content nobody knows, and after zero_grad() training goes on."""
+    model, twin = fresh(), fresh()
+    optimizer = make(model.parameters(), subgroup_elements=700)
+    reference = make(twin.parameters(), overlap=False, subgroup_elements=700)
+    train(model, optimizer, 2)
+    train(twin, reference, 2)
+    original, calls = Overlap._learn, itertools.count()
+
+    def interrupted(*args: Any) -> None:
+        if next(calls) == nth:
+            raise KeyboardInterrupt
+        original(*args)
+
+    optimizer.zero_grad()
+    loss_of(model, 90).backward()
+    with monkeypatch.context() as patched:
+        patched.setattr(Overlap, "_learn", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    for again in (False, True):
+        if again:
+            loss_of(model, 91).backward()
+        with pytest.raises(RuntimeError, match=r"zero_grad\(\)"):
+            optimizer.step()
+    assert_same(model, optimizer, twin, reference)
+    train(model, optimizer, 2, first=3)
     train(twin, reference, 2, first=3)
     assert_same(model, optimizer, twin, reference)
 

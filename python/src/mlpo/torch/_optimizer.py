@@ -222,9 +222,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._skip(step, fate)
             return loss
         self._skips_in_a_row = 0
-        step.decided = True
-        if self._overlap is not None:
+        if self._overlap is not None:  # first: interrupted in it, the step is forgotten, and taken gradients raise
             self._overlap.used([member for part in step.parts for member in part.members])
+        step.decided = True
         if wait:
             self._finish_step()
         else:
