@@ -242,6 +242,36 @@ def test_interrupted_step_is_never_half_done(
     assert {float(entry["step"]) for entry in optimizer.state_dict()["state"].values()} == {float(len(applied))}
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_registration_that_was_broken_off_is_repeated(
+    make: Make, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """The daemon may have the subgroup by then, so the next call asks for another key, and trains with the right bits."""
+    start = [torch.randn(100) for _ in range(3)]
+    params = [Parameter(t.clone()) for t in start]
+    optimizer = make([(f"p{index}", p) for index, p in enumerate(params)], subgroup_elements=100)
+    original, calls = mlpo.Client.subgroup, []
+
+    def broken_off(*args: Any, **options: Any) -> Any:
+        result = original(*args, **options)
+        calls.append(result.key)
+        if len(calls) in (2, 3):
+            raise error
+        return result
+
+    for p in params:
+        p.grad = torch.ones(100)
+    with monkeypatch.context() as patched:
+        patched.setattr(mlpo.Client, "subgroup", broken_off)
+        for _ in range(2):
+            with pytest.raises(error):
+                optimizer.step()
+        optimizer.step()
+    assert len(set(calls)) == len(calls) == 5
+    assert len(optimizer.subgroups) == 3 and optimizer.subgroups[0].key == "default/p0"
+    assert all(same(p, expected(t, [torch.ones(100)])) for p, t in zip(params, start))
+
+
 # ---- State
 
 
@@ -452,8 +482,10 @@ def test_names_keep_optimizers_apart(daemon_of, connect_to) -> None:
     for p in ps:
         p.grad = torch.ones(2)
     OffloadAdamW([ps[0]], client=client).step()
-    with pytest.raises(mlpo.MlpoError, match="name="):
-        OffloadAdamW([ps[1]], client=client).step()
+    second = OffloadAdamW([ps[1]], client=client)
+    for _ in range(2):
+        with pytest.raises(mlpo.MlpoError, match="name="):
+            second.step()
     OffloadAdamW([ps[2]], client=client, name="second").step()
     assert ps[1].detach().tolist() == [1.0, 1.0] != ps[2].detach().tolist()
 

@@ -106,6 +106,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._apply_nonfinite = nonfinite == "apply"
         self._replicas = replicas
         self._packs: list[Pack] = []
+        self._keys: set[str] = set()  # asked for: that of a registration which was broken off may be taken
         self._places: dict[torch.Tensor, tuple[Pack, int]] = {}
         self._under_way: Optional[Step] = None
         self._skips_in_a_row = 0
@@ -436,14 +437,23 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             for item in new:
                 _checks.parameter(item.param, item.name)
             for items in packs(new, self._subgroup_elements):
-                number = f"#{len(self._packs)}"
-                key = fit_name(items[0].name, number, f"{self._name}/")
-                if any(pack.subgroup.key == key for pack in self._packs):  # of a parameter that was replaced
-                    key = f"{self._name}/{number}"
-                pack = Pack(self._connected(), key, items, self._grad_dtype)
+                pack = self._registered(items)
                 self._packs.append(pack)
                 for member in pack.members:
                     self._places[member.param] = (pack, member.index)
+
+    def _registered(self, items: Sequence[Named]) -> Pack:
+        client, number = self._connected(), len(self._keys)
+        key = fit_name(items[0].name, f"#{number}", f"{self._name}/")
+        while key in self._keys:  # also of a parameter that was replaced
+            key, number = f"{self._name}/#{number}", number + 1
+        self._keys.add(key)
+        try:
+            return Pack(client, key, items, self._grad_dtype)
+        except MlpoError as error:
+            if error.errno == errno.EEXIST:
+                self._keys.remove(key)  # another optimizer's: a repeated call is refused alike
+            raise
 
     def _connected(self) -> Client:
         if self._client is None:
