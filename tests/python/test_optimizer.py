@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 from typing import Any, Callable
@@ -510,3 +511,30 @@ def test_default_client_is_shared_and_closed_with_the_last(daemon_of, monkeypatc
         client.check_alive()
     with pytest.raises(ValueError, match="closed"):
         made[1].step()
+
+
+def test_dropped_optimizers_give_the_default_client_back(daemon_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without close() too: the next optimizer, which asks for the same keys, gets a session of its own; not while one
+    that shares the session lives."""
+    monkeypatch.setenv("MLPO_SOCKET", daemon_of(Layout()).socket)
+    monkeypatch.setenv("MLPO_JOB", "dropped-optimizer")
+
+    def stepped(name: str) -> OffloadAdamW:
+        w = Parameter(torch.ones(2))
+        w.grad = torch.ones(2)
+        optimizer = OffloadAdamW([w], name=name)
+        optimizer.step()
+        return optimizer
+
+    a, b = stepped("a"), stepped("b")
+    first = b.client
+    del a
+    gc.collect()
+    c = stepped("c")
+    assert first is not None and c.client is first
+    del b, c
+    gc.collect()
+    d = stepped("a")
+    with pytest.raises(mlpo.MlpoError):
+        first.check_alive()
+    d.close()

@@ -760,6 +760,8 @@ def test_an_optimizer_that_is_gone_leaves_the_model_alone(make: Make) -> None:
         if close:
             optimizer.close()
             assert all(p.grad is None for p in model.parameters())
+            optimizer.zero_grad()
+            loss_of(model, 1).backward()
         del optimizer
         assert gone() is None, "kept by a cycle"
         loss_of(model, 1).backward()

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from typing import Any
 
 from .._client import Client, connect
 
 _lock = threading.Lock()
 _client: Client | None = None
 _pid = 0
-_users = 0
+_users: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def acquire() -> Client:
-    """Connects, or shares the connection of the optimizers before; to be given back with release()."""
-    global _client, _pid, _users
+def acquire(user: object) -> Client:
+    """Connects, or shares the connection of the optimizers before; `user` gives it back with release().
+
+    A connection of which all users were dropped without that is closed here and not by finalizers, which run in the
+    middle of anything and must not wait: the next user may have the same keys.
+    """
+    global _client, _pid
     with _lock:
+        if _client is not None and _pid == os.getpid() and not _users:
+            _client.close()
+            _client = None
         if _client is None or _pid != os.getpid() or not _usable(_client):
-            _client, _pid, _users = connect(), os.getpid(), 0
-        _users += 1
+            _client, _pid = connect(), os.getpid()
+            _users.clear()
+        _users.add(user)
         return _client
 
 
-def release(client: Client) -> None:
+def release(user: object, client: Client) -> None:
     """Closes the connection with its last user."""
-    global _client, _users
+    global _client
     with _lock:
         if client is not _client or _pid != os.getpid():
             return
-        _users -= 1
+        _users.discard(user)
         if _users:
             return
         _client = None

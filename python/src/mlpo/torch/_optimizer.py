@@ -370,7 +370,12 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             after(self)
 
     def close(self) -> None:
-        """Ends the use of the daemon; the state is dropped. A client that was passed in stays open."""
+        """Ends the use of the daemon. A client that was passed in stays open.
+
+        The state is dropped when the client's session ends; until then its memory, its storage and its keys stay taken.
+        The default client is closed with the last optimizer that uses it; where the last ones were dropped without
+        close(), when the next one needs it.
+        """
         if self._closed:
             return
         try:
@@ -389,7 +394,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             forward.close()
         self._packs, self._places = [], {}
         if self._owns_client and self._client is not None:
-            _default_client.release(self._client)
+            _default_client.release(self, self._client)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError("an OffloadAdamW cannot be copied: its state is in the daemon; use state_dict()")
@@ -457,7 +462,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
     def _connected(self) -> Client:
         if self._client is None:
-            self._client = _default_client.acquire()
+            self._client = _default_client.acquire(self)
         if self._overlap is not None:
             _refuse_unreduced([item.param for item in self._all_named()])
         if not self._replicas:

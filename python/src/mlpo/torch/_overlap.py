@@ -114,6 +114,8 @@ class Overlap:
 
     def watch(self) -> None:
         """Puts hooks on parameters that need gradients and have none, and takes them off those that left."""
+        if not self.close.alive:
+            return
         params = {item.param: item.name for item in self._owner._all_named()}
         with self._lock:
             for param in [param for param in self._watches if param not in params]:
