@@ -781,6 +781,19 @@ def test_backward_in_another_thread(make: Make) -> None:
     assert paired(make, drive).sent_in_backward > 0
 
 
+def test_a_model_of_another_type_after_the_optimizer_was_made(make: Make) -> None:
+    """model.bfloat16() sets .data, and autograd adds by another node then: several passes are added up all the same."""
+    made = []
+    for overlap in (True, False):
+        model = fresh()
+        optimizer = make(model.parameters(), overlap=overlap, grad_dtype=torch.bfloat16)
+        model.bfloat16()
+        assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+        train(model, optimizer, 3, passes=3)
+        made += [model, optimizer]
+    assert_same(*made)
+
+
 def test_groups_and_parameters_that_change(make: Make) -> None:
     """add_param_group() brings parameters that get hooks; one that left its group loses them."""
 

@@ -75,7 +75,8 @@ class _Watch:
 
     param: torch.Tensor
     node: Any  # its AccumulateGrad: a hook on it lasts as long as somebody holds it
-    handles: list[Any]
+    kind: tuple[torch.device, torch.dtype]  # torch makes another AccumulateGrad where `p.data =` changes these
+    handles: list[Any]  # of the hooks before and after autograd adds a gradient
     taken: Optional[Taken] = None  # made once; what .grad is while the gradient is in the slot
     lifted: Optional[Taken] = None  # what .grad was; it is None while autograd puts the next gradient there
     calls: int = 0  # of this window, without those inside no_sync()
@@ -125,13 +126,24 @@ class Overlap:
                     self._watches[param] = self._hooked(param)
 
     def _hooked(self, param: Any) -> _Watch:  # torch's hooks have no types
+        node, before = self._before(param)
         # Weak, since autograd's lists of hooks would keep all of it for as long as the parameter lives.
-        me, it = weakref.ref(self), weakref.ref(param)
+        after = param.register_post_accumulate_grad_hook(functools.partial(_take, weakref.ref(self)))
+        return _Watch(param, node, _kind(param), [before, after])
+
+    def _before(self, param: torch.Tensor) -> tuple[Any, Any]:
+        """The parameter's AccumulateGrad and a hook on it."""
         node = get_gradient_edge(param).node
         # Not a hook of the tensor: those run for torch.autograd.grad() too, which leaves .grad alone.
-        before = node.register_prehook(functools.partial(_lift, me, it))
-        after = param.register_post_accumulate_grad_hook(functools.partial(_take, me))
-        return _Watch(param, node, [before, after])
+        return node, node.register_prehook(functools.partial(_lift, weakref.ref(self), weakref.ref(param)))
+
+    def _follow(self, watch: _Watch) -> None:
+        """Puts the hook on another AccumulateGrad where there is one. The other hook is the parameter's own."""
+        kind = _kind(watch.param)
+        if watch.kind != kind:
+            watch.handles[0].remove()
+            watch.node, watch.handles[0] = self._before(watch.param)
+            watch.kind = kind
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -156,6 +168,8 @@ class Overlap:
     def _take(self, param: torch.Tensor) -> None:
         """After autograd has put a gradient into .grad."""
         watch = self._watches.get(param)
+        if watch is not None:
+            self._follow(watch)
         if watch is None or param.grad is None or not _shards.local(param).numel():
             return
         if watch.lifted is not None and watch.lifted.used:
@@ -330,6 +344,10 @@ def _take(overlap: weakref.ref[Overlap], param: torch.Tensor) -> None:
     me = overlap()
     if me is not None:
         me._take(param)
+
+
+def _kind(param: torch.Tensor) -> tuple[torch.device, torch.dtype]:
+    return param.device, param.dtype
 
 
 def _release(watch: _Watch) -> None:
