@@ -247,7 +247,7 @@ def test_interrupted_step_is_never_half_done(
 def test_registration_that_was_broken_off_is_repeated(
     make: Make, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    """The daemon may have the subgroup by then, so the next call asks for another key, and trains with the right bits."""
+    """The daemon may have the subgroup by then: the next call asks for another key, and trains with the right bits."""
     start = [torch.randn(100) for _ in range(3)]
     params = [Parameter(t.clone()) for t in start]
     optimizer = make([(f"p{index}", p) for index, p in enumerate(params)], subgroup_elements=100)

@@ -236,8 +236,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         """Lets the forward passes of a model wait for parameters, for step(wait=False); several models may be attached.
 
         Each module waits for its own parameters, and for those that it was seen to use in the first forward pass, which
-        waits for all, as passes without gradients do. Parameters of no attached model are waited for by step(). The model's state_dict() and
-        load_state_dict() wait for all. Raises mlpo.NotOfferedError for a model of DTensors or DataParallel.
+        waits for all, as passes without gradients do. Parameters of no attached model are waited for by step(). The
+        model's state_dict() and load_state_dict() wait for all. Raises mlpo.NotOfferedError for a model of DTensors or
+        DataParallel.
         """
         check_model(model)
         self._check_open()

@@ -6,7 +6,8 @@ So zero_grad() of a model, gradients that somebody assigns and layers without a 
 
 A subgroup's gradient leaves during the backward pass once each of its parameters was called as often as usual: as in
 the step before. That is a guess. A call that comes after it takes the gradient back (DISCARD leaves the slot's bytes
-alone), adds to it, and it leaves at step(): a wrong guess costs time, never a gradient.
+alone), adds to it, and it leaves at step(): a wrong guess costs time, never a gradient. FSDP2 adds to .grad itself, so
+a shard's gradient is not taken before its last usual call; one that comes after it fails in FSDP2.
 """
 
 from __future__ import annotations
