@@ -384,19 +384,20 @@ void MeasureBandwidth(const std::string& socket) {
   const Session session(socket, "bandwidth", kElements, MLPO_DTYPE_BFLOAT16);
   cudaStream_t stream;
   Must(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
-  const DeviceMemory device(kBytes);
-  Must(cudaMemset(device.data, 0, kBytes), "cudaMemset");
+  const DeviceMemory device(kBytes), gradient(kBytes);
+  // Finite, and not 0, which has no sign.
+  Must(cudaMemset(gradient.data, 0x3f, kBytes), "cudaMemset");
   void* pinned = nullptr;
   Must(cudaHostAlloc(&pinned, kBytes, cudaHostAllocDefault), "cudaHostAlloc");
   const double out = Speed(kBytes, stream, [&] {
-    Must(cudaMemcpyAsync(pinned, device.data, kBytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+    Must(cudaMemcpyAsync(pinned, gradient.data, kBytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
   });
   const double in = Speed(kBytes, stream, [&] {
     Must(cudaMemcpyAsync(device.data, pinned, kBytes, cudaMemcpyHostToDevice, stream), "cudaMemcpyAsync");
   });
   mlpo_request* request = nullptr;
   const double grad = Speed(
-      kBytes, stream, [&] { request = session.Grad(device.data, kElements, stream); },
+      kBytes, stream, [&] { request = session.Grad(gradient.data, kElements, stream); },
       [&] {
         if (request == nullptr) return;
         // The daemon is done with the one before, and has forgotten it: a window's pieces may not overlap.
@@ -412,7 +413,7 @@ void MeasureBandwidth(const std::string& socket) {
   // The copy behind a wait, by a kernel: from the update's end on.
   double waited = 0;
   for (int i = 0; i < 3; ++i) {
-    Must(End(session.Grad(device.data, kElements, stream)), "the gradient");
+    Must(End(session.Grad(gradient.data, kElements, stream)), "the gradient");
     cudaEvent_t begin, end;
     Must(cudaEventCreate(&begin), "event");
     Must(cudaEventCreate(&end), "event");
