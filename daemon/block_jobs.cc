@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "daemon/adam/kernel.h"
+#include "daemon/base/client_memory.h"
 #include "proto/abi.h"
 
 namespace mlpo {
@@ -89,9 +90,9 @@ void StateJob::RunPiece(uint32_t piece) {
     std::byte* staged = array + (begin - submission_.first) * sizeof(float);
     float* held = parts_[i] + (begin - first_);
     if (submission_.op == MLPO_OP_READ_STATE) {
-      std::memcpy(staged, held, (end - begin) * sizeof(float));
+      CopyClientMemory(staged, held, (end - begin) * sizeof(float));
     } else {
-      std::memcpy(held, staged, (end - begin) * sizeof(float));
+      CopyClientMemory(held, staged, (end - begin) * sizeof(float));
     }
     array += submission_.count * sizeof(float);
   }
@@ -123,9 +124,9 @@ void ObjectJob::RunPiece(uint32_t piece) {
   if (begin == end) return;
   std::byte* staged = staged_ + (begin - begin_);
   if (writes_) {
-    std::memcpy(buffer_ + begin, staged, end - begin);
+    CopyClientMemory(buffer_ + begin, staged, end - begin);
   } else {
-    std::memcpy(staged, buffer_ + begin, end - begin);
+    CopyClientMemory(staged, buffer_ + begin, end - begin);
   }
 }
 

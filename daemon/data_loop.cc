@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
+
 
 #include "daemon/base/check.h"
+#include "daemon/base/client_memory.h"
 #include "daemon/base/clock.h"
 
 namespace mlpo {
@@ -347,10 +348,10 @@ Failure DataLoop::CopySteps(const Op& op, std::vector<Tensor>& tensors) {
   const size_t bytes = submission.count * sizeof(int64_t);
   if (submission.op == MLPO_OP_READ_STATE) {
     for (size_t i = 0; i < steps.size(); ++i) steps[i] = tensors[submission.first + i].step;
-    std::memcpy(staged, steps.data(), bytes);
+    CopyClientMemory(staged, steps.data(), bytes);
     return {};
   }
-  std::memcpy(steps.data(), staged, bytes);
+  CopyClientMemory(steps.data(), staged, bytes);
   for (size_t i = 0; i < steps.size(); ++i) {
     if (steps[i] >= 0 && steps[i] < kMaxStep) continue;
     Failure failure = Refusal(-EINVAL, "step " + std::to_string(steps[i]) + " of tensor '" +
@@ -367,9 +368,9 @@ void DataLoop::CopyPiece(const Op& op, std::vector<std::byte>& memory) {
   std::byte* staged = staging_.at(op.request.session) + submission.staging_offset;
   std::byte* held = memory.data() + submission.first;
   if (submission.op == MLPO_OP_FLUSH) {
-    std::memcpy(held, staged, submission.count);
+    CopyClientMemory(held, staged, submission.count);
   } else {
-    std::memcpy(staged, held, submission.count);
+    CopyClientMemory(staged, held, submission.count);
   }
 }
 

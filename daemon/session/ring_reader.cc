@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "daemon/base/client_memory.h"
+
 namespace mlpo {
 namespace {
 
@@ -35,16 +37,6 @@ bool NamesObject(const mlpo_submission& submission) {
          (IsObjectOp(submission.op) && (submission.arg == MLPO_OBJECT_OPEN || submission.arg == MLPO_OBJECT_SIZE));
 }
 
-// A name is copied once, whatever becomes of the client's memory meanwhile: the client may write to it, or have a
-// worker write state there. Volatile, and out of ThreadSanitizer's sight: which bytes are seen is the client's
-// business.
-__attribute__((no_sanitize("thread"))) void CopyName(const std::byte* from, uint64_t bytes, std::string* name) {
-  name->resize(bytes);
-  char* to = name->data();
-  const volatile std::byte* source = from;
-  for (uint64_t i = 0; i < bytes; ++i) to[i] = static_cast<char>(source[i]);
-}
-
 }  // namespace
 
 RingReader::RingReader(SessionId session, const Areas* areas)
@@ -61,8 +53,10 @@ std::string RingReader::Next(Request* request) {
   request->submission = ring_.Pop();
   request->name.clear();
   std::string wrong = Check(request->submission);
-  if (wrong.empty() && NamesObject(request->submission))
-    CopyName(staging_ + request->submission.staging_offset, request->submission.first, &request->name);
+  if (wrong.empty() && NamesObject(request->submission)) {  // copied once: whatever the client does to it meanwhile
+    request->name.resize(request->submission.first);
+    CopyClientMemory(request->name.data(), staging_ + request->submission.staging_offset, request->name.size());
+  }
   if (wrong.empty() && request->submission.op == MLPO_OP_UPDATE) {
     request->hyper = CopyOut<mlpo_hyper>(hyper);
     wrong = CheckHyper(request->hyper);
