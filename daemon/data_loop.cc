@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 
-
 #include "daemon/base/check.h"
 #include "daemon/base/client_memory.h"
 #include "daemon/base/clock.h"
