@@ -6,7 +6,7 @@ import itertools
 import os
 import pathlib
 import sys
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 import pytest
 
@@ -14,7 +14,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import mlpo  # noqa: E402
 import torch  # noqa: E402
-from running_daemon import Daemon, Layout  # noqa: E402
+from mlpo.torch import OffloadAdamW  # noqa: E402
+from running_daemon import SMALL_BLOCKS, Daemon, Layout  # noqa: E402
 
 torch.set_num_threads(1)  # the models are tiny, and spinning threads starve the daemon on a busy machine
 
@@ -65,3 +66,13 @@ def connect_to() -> Iterator[Callable[..., mlpo.Client]]:
 def client(daemon_of: Callable[[Layout], Daemon], connect_to: Callable[..., mlpo.Client]) -> mlpo.Client:
     """A client of a daemon with two paths and a pool that holds all of a small state."""
     return connect_to(daemon_of(Layout()))
+
+
+@pytest.fixture
+def make(daemon_of, connect_to) -> Callable[..., OffloadAdamW]:
+    """make(params, ...): an OffloadAdamW on a client of its own."""
+
+    def get(params: Any, **options: Any) -> OffloadAdamW:
+        return OffloadAdamW(params, client=connect_to(daemon_of(SMALL_BLOCKS)), **options)
+
+    return get

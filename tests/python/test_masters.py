@@ -8,22 +8,11 @@ import mlpo
 import pytest
 import torch
 from mlpo.torch import OffloadAdamW, _seal
-from running_daemon import SMALL_BLOCKS
 from torch.nn import Parameter
 
 Make = Callable[..., OffloadAdamW]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 DIGESTS = {"host": _seal.seal, "device": _seal._device_digest}
-
-
-@pytest.fixture
-def make(daemon_of, connect_to) -> Make:
-    """make(params, ...): an OffloadAdamW on a client of its own."""
-
-    def get(params: Any, **options: Any) -> OffloadAdamW:
-        return OffloadAdamW(params, client=connect_to(daemon_of(SMALL_BLOCKS)), **options)
-
-    return get
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 24, 59, 60, 1000])

@@ -21,16 +21,6 @@ from torch.nn import Parameter
 Make = Callable[..., OffloadAdamW]
 
 
-@pytest.fixture
-def make(daemon_of, connect_to) -> Make:
-    """make(params, ...): an OffloadAdamW on a client of its own."""
-
-    def get(params: Any, **options: Any) -> OffloadAdamW:
-        return OffloadAdamW(params, client=connect_to(daemon_of(SMALL_BLOCKS)), **options)
-
-    return get
-
-
 def expected(start: torch.Tensor, gradients: list[torch.Tensor], **hyper: Any) -> reference.Adam:
     adam = reference.Adam.start(start.detach().float().numpy())
     for gradient in gradients:

@@ -8,19 +8,8 @@ import mlpo
 import pytest
 import torch
 from mlpo.torch import OffloadAdamW
-from running_daemon import SMALL_BLOCKS
 
 Make = Callable[..., OffloadAdamW]
-
-
-@pytest.fixture
-def make(daemon_of, connect_to) -> Make:
-    """make(params, ...): an OffloadAdamW on a client of its own."""
-
-    def get(params: Any, **options: Any) -> OffloadAdamW:
-        return OffloadAdamW(params, client=connect_to(daemon_of(SMALL_BLOCKS)), **options)
-
-    return get
 
 
 def build(dtype: torch.dtype) -> torch.nn.Module:

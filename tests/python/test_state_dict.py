@@ -14,7 +14,7 @@ import pytest
 import torch
 from mlpo.torch import OffloadAdamW, _seal
 from models import backward, build, groups
-from running_daemon import SMALL_BLOCKS, Layout
+from running_daemon import Layout
 from torch.nn import Parameter
 
 dcp = pytest.importorskip("torch.distributed.checkpoint", reason="skipped: this torch has no torch.distributed")
@@ -25,16 +25,6 @@ from torch.distributed.checkpoint.state_dict import (  # noqa: E402
 )
 
 Make = Callable[..., OffloadAdamW]
-
-
-@pytest.fixture
-def make(daemon_of, connect_to) -> Make:
-    """make(params, ...): an OffloadAdamW on a client of its own."""
-
-    def get(params: Any, **options: Any) -> OffloadAdamW:
-        return OffloadAdamW(params, client=connect_to(daemon_of(SMALL_BLOCKS)), **options)
-
-    return get
 
 
 def model_of(seed: int, dtype: torch.dtype = torch.float32) -> Any:

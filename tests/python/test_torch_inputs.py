@@ -11,7 +11,6 @@ from typing import Any, Callable, Iterable
 import pytest
 import torch
 from mlpo.torch import OffloadAdamW
-from running_daemon import SMALL_BLOCKS
 from torch.nn import Parameter
 from torch.optim import lr_scheduler
 
@@ -30,16 +29,6 @@ ACCEPTED_ERRORS = (
 )
 
 Make = Callable[..., OffloadAdamW]
-
-
-@pytest.fixture
-def make(daemon_of, connect_to) -> Make:
-    """make(params, ...): an OffloadAdamW on a client of its own."""
-
-    def get(params: Any, **options: Any) -> OffloadAdamW:
-        return OffloadAdamW(params, client=connect_to(daemon_of(SMALL_BLOCKS)), **options)
-
-    return get
 
 
 def plain(kwargs: dict[str, Any]) -> dict[str, Any]:
