@@ -27,10 +27,21 @@ Scheduler::Scheduler(Options options, SchedulerActions* actions)
     const double read = paths_[i].parameters.read_bytes_per_s;
     paths_[i].read_cost = read > 0 ? 1 / read : 1 / (shares_[i] * 1e9);
   }
-  const uint32_t both_ways = 2 * options_.queue_blocks * static_cast<uint32_t>(paths_.size());
-  low_water_ = std::clamp(both_ways, 1u, std::max(1u, options_.buffers / 2));
-  for (uint32_t i = options_.buffers; i > 0; --i) free_.push_back(i - 1);
+  free_.Add(0, options_.buffers, options_.buffers_node);
+  SetLowWater();
   ahead_blocks_.resize(paths_.size());
+}
+
+void Scheduler::SetLowWater() {
+  const uint32_t both_ways = 2 * options_.queue_blocks * static_cast<uint32_t>(paths_.size());
+  low_water_ = std::clamp(both_ways, 1u, std::max(1u, free_.added() / 2));
+}
+
+void Scheduler::AddBuffers(BufferIndex first, uint32_t count, int node, int64_t now_ns) {
+  now_ns_ = now_ns;
+  free_.Add(first, count, node);
+  SetLowWater();
+  Pump();
 }
 
 Scheduler::~Scheduler() {
@@ -58,6 +69,7 @@ void Scheduler::AddSession(const SessionIdentity& identity) {
   MLPO_CHECK(Find(identity.id) == nullptr);
   auto session = std::make_unique<Session>();
   session->features = identity.features;
+  session->numa_node = identity.numa_node;
   session->job = &jobs_[{identity.uid, identity.job}];
   session->job->uid = identity.uid;
   session->job->name = identity.job;
@@ -173,9 +185,9 @@ bool Scheduler::CanMove() const {
 }
 
 void Scheduler::Fill(PoolSnapshot* pool) const {
-  pool->buffers = options_.buffers;
+  pool->buffers = free_.added();
   pool->free_blocks = free_.size();
-  pool->cached_blocks = options_.buffers - free_.size();
+  pool->cached_blocks = free_.added() - free_.size();
   pool->dirty_blocks = dirty_.size() + flushing_;
 }
 

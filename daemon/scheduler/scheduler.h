@@ -33,6 +33,7 @@
 
 #include "daemon/base/counters.h"
 #include "daemon/scheduler/block.h"
+#include "daemon/scheduler/free_buffers.h"
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/placement.h"
 #include "daemon/types/request.h"
@@ -69,13 +70,15 @@ class SchedulerActions {
 class Scheduler {
  public:
   struct Options {
-    uint32_t buffers = 0;  // at least 1
+    uint32_t buffers = 0;   // numbers [0, buffers) are there at start: at least 1; others come by AddBuffers
+    int buffers_node = -1;  // the NUMA node of these; -1: not known
     uint64_t block_elements = 0;
     uint64_t extents_offset_bytes = 0;  // where extents begin in a session's file
     uint32_t queue_blocks = 4;
     int64_t no_path_timeout_ns = 0;
     std::vector<PathParameters> paths;
     std::vector<std::string> path_names;                // for messages
+    std::vector<int> path_nodes;                        // NUMA node of each path's device; -1, or empty: not known
     uint64_t small_objects_bytes = uint64_t{32} << 20;  // of all objects that are kept in memory beside the pool
   };
   // Objects of at most this are kept in memory, while small_objects_bytes last: in a block each would take a buffer.
@@ -84,6 +87,8 @@ class Scheduler {
   Scheduler(Options options, SchedulerActions* actions);
   ~Scheduler();
 
+  // The pool has grown by buffers [first, first + count), which are on NUMA node `node`.
+  void AddBuffers(BufferIndex first, uint32_t count, int node, int64_t now_ns);
   void AddSession(const SessionIdentity& identity);
   // The session's file on each path; before its first subgroup.
   void SetFiles(SessionId session, std::vector<FileId> files);
@@ -192,7 +197,9 @@ class Scheduler {
   void LeaveLists(Block& block);
   void DropBuffer(Block& block);
   void ReleaseExtent(Block& block);
-  bool TakeBuffer(BufferIndex* buffer);
+  bool TakeBuffer(int node, BufferIndex* buffer);
+  int NodeOf(PathIndex path) const { return path < options_.path_nodes.size() ? options_.path_nodes[path] : -1; }
+  void SetLowWater();
   void Hold(Block& block);
   void LetGo(Block& block);
   void EndOwner(BlockOwner& owner);
@@ -240,7 +247,7 @@ class Scheduler {
   int64_t now_ns_ = 0;          // of the call that is being carried out
   int64_t stuck_since_ns_ = 0;  // nothing can move since; 0: not so
 
-  std::vector<BufferIndex> free_;
+  FreeBuffers free_;
   BlockList dirty_;        // in the order in which they became so
   BlockList clean_;        // used, kept while there is room; dropped first
   BlockList clean_ahead_;  // fetched ahead and not used yet; dropped last

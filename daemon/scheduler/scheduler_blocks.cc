@@ -134,7 +134,7 @@ void Scheduler::LeaveLists(Block& block) {
 
 void Scheduler::DropBuffer(Block& block) {
   LeaveLists(block);
-  free_.push_back(block.buffer);
+  free_.Give(block.buffer);
   block.buffer = kNone;
   block.filled = 0;
   block.ahead = false;
@@ -176,14 +176,14 @@ uint64_t Scheduler::ExtentBytes(const Block& block) const {
   return block.owner->object() == nullptr ? BufferBytes(options_.block_elements) : ContentBytes(block);
 }
 
-// From the free ones, else from a clean block. What was fetched ahead goes only if no other buffer is coming.
-bool Scheduler::TakeBuffer(BufferIndex* buffer) {
+// On `node` if one is free there; from the free ones, else from a clean block. What was fetched ahead goes only if no
+// other buffer is coming.
+bool Scheduler::TakeBuffer(int node, BufferIndex* buffer) {
   if (free_.empty() && !clean_.empty()) DropBuffer(clean_.front());
   const bool coming = flushing_ > 0 || working_ > 0;
   if (free_.empty() && !coming && !clean_ahead_.empty()) DropBuffer(clean_ahead_.back());
   if (free_.empty()) return false;
-  *buffer = free_.back();
-  free_.pop_back();
+  *buffer = free_.Take(node);
   return true;
 }
 

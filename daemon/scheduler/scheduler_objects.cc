@@ -241,7 +241,7 @@ void Scheduler::ReadAhead(Object& object, uint32_t from) {
       continue;
     }
     BufferIndex buffer;
-    MLPO_CHECK(TakeBuffer(&buffer));
+    MLPO_CHECK(TakeBuffer(NodeOf(block.extent.path), &buffer));
     block.ahead = true;
     StartRead(block, buffer);
   }

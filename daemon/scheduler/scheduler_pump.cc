@@ -32,7 +32,7 @@ void Scheduler::Pump() {
 
 bool Scheduler::MayQueue(const PathState& path, Direction direction) const {
   const uint32_t paths = static_cast<uint32_t>(paths_.size());
-  const uint32_t limit = std::max(1u, options_.buffers / (paths + 1));
+  const uint32_t limit = std::max(1u, free_.added() / (paths + 1));
   const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
   return same < options_.queue_blocks && path.reads + path.writes < limit;
 }
@@ -188,7 +188,7 @@ bool Scheduler::FetchOne() {
   }
   if (session == nullptr) return false;
   BufferIndex buffer;
-  if (!TakeBuffer(&buffer)) return false;
+  if (!TakeBuffer(queue < paths_.size() ? NodeOf(path) : session->numa_node, &buffer)) return false;
   Block& block = *session->pending[queue].begin();
   RemovePending(block);
   session->granted_bytes += static_cast<double>(ContentBytes(block));
@@ -312,7 +312,7 @@ bool Scheduler::FetchAheadOne() {
   ahead_blocks_[path].pop_back();
   if (block.state != BlockState::kAway || block.extent.path != path) return true;  // moved meanwhile
   BufferIndex buffer;
-  if (!TakeBuffer(&buffer)) {
+  if (!TakeBuffer(NodeOf(path), &buffer)) {
     ahead_ = Ahead::kRest;
     return false;
   }

@@ -40,6 +40,7 @@ struct Session {
   SessionId id = 0;
   JobObjects* job = nullptr;  // nullptr: a store
   uint64_t features = 0;
+  int numa_node = -1;         // where its arena is wanted; -1: not known
   std::vector<FileId> files;  // per path
   std::map<SubgroupId, std::unique_ptr<Subgroup>> subgroups;
   std::map<uint32_t, ObjectHandle> handles;

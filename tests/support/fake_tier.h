@@ -39,6 +39,12 @@ class FakeTier : public SchedulerActions {
   Scheduler& scheduler() { return *scheduler_; }
   int64_t now_ns() const { return now_ns_; }
 
+  // The pool grows.
+  void AddBuffers(uint32_t count, int node) {
+    const auto first = static_cast<BufferIndex>(buffers_.size());
+    buffers_.resize(first + count);
+    scheduler_->AddBuffers(first, count, node, now_ns_);
+  }
   // All are of one job.
   void AddSession(SessionId session) {
     SessionIdentity identity;
@@ -175,6 +181,8 @@ class FakeTier : public SchedulerActions {
   using Fault = std::function<int(const Transfer&)>;
   void SetFault(PathIndex path, Fault fault) { faults_[path] = std::move(fault); }
   uint64_t updates() const { return updates_; }
+  // Of all transfers, in their order.
+  const std::vector<Transfer>& transfers() const { return transfers_; }
   // In order of their work: (subgroup, block).
   const std::vector<std::pair<SubgroupId, uint32_t>>& worked() const { return worked_; }
 
@@ -205,6 +213,7 @@ class FakeTier : public SchedulerActions {
 
   void StartTransfer(const Transfer& transfer) override {
     Use(transfer.buffer, Use::kTransfer);
+    transfers_.push_back(transfer);
     PathCounts& counts = counts_[transfer.path];
     counts.most_in_flight = std::max(counts.most_in_flight, ++counts.in_flight);
     const bool read = transfer.direction == Direction::kRead;
@@ -313,6 +322,7 @@ class FakeTier : public SchedulerActions {
   std::map<SubgroupId, uint64_t> epochs_;
   uint64_t updates_ = 0;
   std::vector<std::pair<SubgroupId, uint32_t>> worked_;
+  std::vector<Transfer> transfers_;
   std::string violation_;
   std::vector<PathCounts> counts_ = std::vector<PathCounts>(16);
 };
