@@ -192,6 +192,17 @@ class Bench {
 
   uint32_t workers() const { return workers_->workers(); }
 
+  // Of the kernel alone.
+  double ParametersPerSecond(mlpo_dtype dtype) {
+    Seconds(What::kFill, 0, arrays_.blocks, dtype, dtype);
+    std::vector<double> speeds;
+    for (size_t at = 0; at < 2 * arrays_.blocks; at += kBlocksPerTurn) {
+      const double seconds = Seconds(What::kKernel, at % arrays_.blocks, kBlocksPerTurn, dtype, dtype);
+      speeds.push_back(kBlocksPerTurn * kBlock / seconds);
+    }
+    return Median(speeds);
+  }
+
   nlohmann::json Measure(mlpo_dtype grad, mlpo_dtype dtype, double seconds) {
     Seconds(What::kFill, 0, arrays_.blocks, grad, dtype);
     std::vector<double> kernel, ratios, loop, statistics;
@@ -239,6 +250,13 @@ class Bench {
 };
 
 }  // namespace
+
+double AdamParametersPerSecond(mlpo_dtype dtype, uint32_t workers) {
+  AdamOptions options;
+  options.parameters = 16 * kBlock;
+  options.workers = workers;
+  return Bench(options).ParametersPerSecond(dtype);
+}
 
 int Adam(const AdamOptions& options) {
   if (const Status chosen = SetTarget(options.target); !chosen.ok()) throw BenchError(chosen.message());

@@ -6,12 +6,14 @@
 #include <mlpo/client.h>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "daemon/base/status.h"
+#include "proto/tensor.h"
 
 namespace mlpo::bench {
 
@@ -38,6 +40,12 @@ struct PathLimit {
   double duplex = 1;
 };
 
+// A rank that is stopped (SIGSTOP) in a step, between its gradients and its updates, until the others are through.
+struct StoppedRank {
+  uint32_t rank = 0;
+  uint32_t step = 0;  // from 1
+};
+
 struct TrainOptions {
   uint64_t parameters = 268'000'000;
   uint32_t ranks = 1;
@@ -48,8 +56,13 @@ struct TrainOptions {
   std::vector<std::string> paths;
   std::vector<PathLimit> limits;
   std::string grad = "bfloat16";
-  bool fio = false;    // limits by fio in the same run
-  std::string socket;  // "": a daemon of our own
+  // Daemon of our own: section.key (path.key: of every path) and value, as in the file.
+  std::vector<std::pair<std::string, std::string>> settings;
+  double skew = 0;  // steps by which the last rank is behind the first; then no rank waits for another
+  std::optional<StoppedRank> stop;
+  std::vector<std::pair<uint32_t, std::string>> at_step;  // step, command for the shell
+  bool fio = false;                                       // limits by fio in the same run
+  std::string socket;                                     // "": a daemon of our own
   bool json = false;
   std::vector<std::string> arguments;  // as given, for the run inside a daemon of our own
 };
@@ -82,19 +95,22 @@ struct IoOptions {
 
 // These return the exit code.
 int Train(const TrainOptions& options);
-// One rank of a Train: prints a JSON line for its parent. `job` is the same for all ranks.
+// One rank of a Train, which leads it by lines. `job` is the same for all ranks; `free`: waits for nobody after step 1.
 int TrainRank(const std::string& socket, const std::string& job, uint32_t rank, uint32_t ranks, uint64_t parameters,
-              uint32_t steps, const std::string& grad);
+              uint32_t steps, const std::string& grad, bool free);
 // Round trips and batches of NOPs.
 int Ring(const RingOptions& options);
 // The update kernel beside a plain loop over the same memory.
 int Adam(const AdamOptions& options);
+// What the kernel alone does on so many workers, in memory, gradient and parameter of this type.
+double AdamParametersPerSecond(mlpo_dtype dtype, uint32_t workers);
 // Each path's engine beside fio.
 int Io(const IoOptions& options);
 
 // What the daemon at `socket` ("": as clients find it) answers to "status".
 nlohmann::json DaemonStatus(const std::string& socket);
 void Print(const nlohmann::json& result, bool json);
-double Median(std::vector<double> values);  // at least one
+mlpo_dtype TypeNamed(const std::string& name);  // float32, float16, else bfloat16
+double Median(std::vector<double> values);      // at least one
 
 }  // namespace mlpo::bench

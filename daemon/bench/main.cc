@@ -36,6 +36,42 @@ PathLimit ParseLimit(const std::string& text) {
   return limit;
 }
 
+// SECTION.KEY=VALUE
+std::pair<std::string, std::string> ParseSetting(const std::string& text) {
+  const size_t equals = text.find('='), dot = text.find('.');
+  if (equals == std::string::npos || dot >= equals) {
+    throw CLI::ValidationError("--set takes SECTION.KEY=VALUE, not " + text);
+  }
+  return {text.substr(0, equals), text.substr(equals + 1)};
+}
+
+uint32_t ParseNumber(const std::string& text, const std::string& whose, uint64_t least, uint64_t most) {
+  const uint64_t number = Parsed(ParseCount(text));
+  if (number < least || number > most) {
+    throw CLI::ValidationError(whose + " takes a number from " + std::to_string(least) + " to " + std::to_string(most) +
+                               ", not " + text);
+  }
+  return static_cast<uint32_t>(number);
+}
+
+// STEP=COMMAND
+std::pair<uint32_t, std::string> ParseAtStep(const std::string& text, uint32_t steps) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos) throw CLI::ValidationError("--at-step takes STEP=COMMAND, not " + text);
+  return {ParseNumber(text.substr(0, equals), "--at-step", 1, steps), text.substr(equals + 1)};
+}
+
+// RANK@STEP. Steps must be left to time the others in, and there must be others.
+StoppedRank ParseStop(const std::string& text, const TrainOptions& options) {
+  const size_t at = text.find('@');
+  if (at == std::string::npos) throw CLI::ValidationError("--stop-rank takes RANK@STEP, not " + text);
+  if (options.ranks < 2) throw CLI::ValidationError("--stop-rank needs two ranks and more");
+  StoppedRank stop;
+  stop.rank = ParseNumber(text.substr(0, at), "--stop-rank's rank", 0, options.ranks - 1);
+  stop.step = ParseNumber(text.substr(at + 1), "--stop-rank's step", 1, options.steps - 1);
+  return stop;
+}
+
 int Run(int argc, char** argv) {
   CLI::App app("Measures mlpo-daemon from a client's side.", "mlpo-bench");
   app.require_subcommand(1);
@@ -56,6 +92,16 @@ int Run(int argc, char** argv) {
       "DIR=READ/WRITE/DUPLEX, bytes a second as numbers or 345e6: what a path can do; may be repeated");
   train_command->add_option("--grad", train.grad, "Type of gradient and parameters handed out")
       ->check(CLI::IsMember({"bfloat16", "float16", "float32"}));
+  std::vector<std::string> settings, at_step;
+  std::string stop;
+  train_command->add_option(
+      "--set", settings,
+      "SECTION.KEY=VALUE: a setting of the daemon that is started, path.KEY of all its paths; may "
+      "be repeated");
+  train_command->add_option("--skew", train.skew, "Steps by which the last rank is behind the first; none waits then")
+      ->check(CLI::Range(0.0, 100.0));
+  train_command->add_option("--stop-rank", stop, "RANK@STEP: stop it there, and time the others after that step");
+  train_command->add_option("--at-step", at_step, "STEP=COMMAND: run before the updates of a step; may be repeated");
   train_command->add_option("--socket", train.socket, "Use this daemon instead of one of our own");
   train_command->add_flag("--fio", train.fio,
                           "Take what fio reaches just before and after, on average, for the paths' limits");
@@ -100,6 +146,8 @@ int Run(int argc, char** argv) {
   rank_command->add_option("--params", rank_parameters);
   rank_command->add_option("--steps", train.steps);
   rank_command->add_option("--grad", train.grad);
+  bool free = false;
+  rank_command->add_flag("--free", free);
 
   try {
     app.parse(argc, argv);
@@ -114,6 +162,15 @@ int Run(int argc, char** argv) {
     if (!block.empty()) train.block_elements = Parsed(ParseCount(block));
     for (const std::string& limit : limits) train.limits.push_back(ParseLimit(limit));
     for (std::string& path : train.paths) path = std::filesystem::absolute(path);
+    for (const std::string& setting : settings) train.settings.push_back(ParseSetting(setting));
+    for (const std::string& one : at_step) train.at_step.push_back(ParseAtStep(one, train.steps));
+    if (!stop.empty()) train.stop = ParseStop(stop, train);
+    if (train.skew > 0 && (train.ranks < 2 || train.stop || !train.at_step.empty())) {
+      throw CLI::ValidationError("--skew needs two ranks and more, and goes with neither --stop-rank nor --at-step");
+    }
+    if (!train.settings.empty() && !train.socket.empty()) {
+      throw CLI::ValidationError("--set is for a daemon that is started, not for one at --socket");
+    }
     if (!train.rank_weights.empty() && train.rank_weights.size() != train.ranks) {
       throw CLI::ValidationError("--rank-weights has " + std::to_string(train.rank_weights.size()) +
                                  " weights for --ranks " + std::to_string(train.ranks));
@@ -131,7 +188,7 @@ int Run(int argc, char** argv) {
   if (*adam_command) return Adam(adam);
   if (*io_command) return Io(io);
   if (*ring_command) return Ring(ring);
-  return TrainRank(train.socket, job, rank, train.ranks, rank_parameters, train.steps, train.grad);
+  return TrainRank(train.socket, job, rank, train.ranks, rank_parameters, train.steps, train.grad, free);
 }
 
 }  // namespace
@@ -144,6 +201,10 @@ nlohmann::json DaemonStatus(const std::string& socket) {
   mlpo_free(text);
   if (status.is_discarded()) throw BenchError("the daemon's status is not JSON");
   return status;
+}
+
+mlpo_dtype TypeNamed(const std::string& name) {
+  return name == "float32" ? MLPO_FLOAT32 : name == "float16" ? MLPO_FLOAT16 : MLPO_BFLOAT16;
 }
 
 double Median(std::vector<double> values) {

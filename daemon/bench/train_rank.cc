@@ -7,6 +7,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
+#include <thread>
 
 #include "daemon/adam/kernel.h"
 #include "daemon/bench/bench.h"
@@ -28,10 +30,6 @@ struct RequestDeleter {
 };
 using RequestPointer = std::unique_ptr<mlpo_request, RequestDeleter>;
 
-mlpo_dtype TypeNamed(const std::string& name) {
-  return name == "float32" ? MLPO_FLOAT32 : name == "float16" ? MLPO_FLOAT16 : MLPO_BFLOAT16;
-}
-
 class Rank {
  public:
   Rank(mlpo_client* client, mlpo_dtype dtype, uint32_t rank, uint64_t parameters)
@@ -47,8 +45,7 @@ class Rank {
     }
   }
 
-  void Step() {
-    ++step_;
+  void Gradients() {
     std::vector<RequestPointer> requests;
     for (const auto& subgroup : subgroups_) {
       WriteGradient(subgroup.get());
@@ -57,6 +54,11 @@ class Rank {
       requests.emplace_back(request);
     }
     WaitForAll(&requests, "a gradient");
+  }
+
+  void Updates() {
+    ++step_;
+    std::vector<RequestPointer> requests;
     for (const auto& subgroup : subgroups_) {
       mlpo_update_options options = MLPO_UPDATE_OPTIONS_INIT;
       mlpo_request* request = nullptr;
@@ -157,10 +159,21 @@ class Rank {
   uint32_t step_ = 0;
 };
 
+// Waits for the parent's "go", or "go SECONDS", and returns the seconds.
+double AwaitGo() {
+  std::string word;
+  double seconds = 0;
+  std::string line;
+  if (!std::getline(std::cin, line)) throw BenchError("the parent is gone");
+  std::istringstream words(line);
+  words >> word >> seconds;
+  return seconds;
+}
+
 }  // namespace
 
 int TrainRank(const std::string& socket, const std::string& job, uint32_t rank, uint32_t ranks, uint64_t parameters,
-              uint32_t steps, const std::string& grad) {
+              uint32_t steps, const std::string& grad, bool free) {
   mlpo_connect_options options = MLPO_CONNECT_OPTIONS_INIT;
   options.socket = socket.c_str();
   options.job = job.c_str();
@@ -172,15 +185,21 @@ int TrainRank(const std::string& socket, const std::string& job, uint32_t rank, 
   {
     Rank trainer(client, TypeNamed(grad), rank, parameters);
     std::cout << "registered" << std::endl;
-    std::string go;
-    std::getline(std::cin, go);  // all ranks begin together
+    AwaitGo();  // all ranks begin together
     line["begin_s"] = NowS();
-    for (uint32_t step = 0; step < steps; ++step) {
-      trainer.Step();
+    for (uint32_t step = 1; step <= steps; ++step) {
+      trainer.Gradients();
+      if (step == 1 || !free) {
+        std::cout << "gradients" << std::endl;
+        AwaitGo();
+      }
+      trainer.Updates();
       line["step_ends_s"].push_back(NowS());
+      std::cout << "updated" << std::endl;
+      if (step == 1 && free) std::this_thread::sleep_for(std::chrono::duration<double>(AwaitGo()));
     }
     std::cout << line.dump() << std::endl;
-    std::getline(std::cin, go);  // what the check reads is not counted
+    AwaitGo();  // what the check reads is not counted
     std::cout << nlohmann::json{{"check", trainer.Check()}}.dump() << std::endl;
   }
   Need(mlpo_client_close(client), "closing");

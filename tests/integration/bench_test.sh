@@ -20,7 +20,46 @@ assert abs(result["ideal_s"] - ideal_s) < 1e-9, (result["ideal_s"], ideal_s)
 assert abs(result["limit_share"] - result["ideal_s"] / result["period_s"]) < 1e-9
 assert [path["name"] for path in result["paths"]] == ["a", "b"]
 assert all(path["read_bytes"] > 0 and path["written_bytes"] > 0 for path in result["paths"])
+assert 0 < result["adam_s"] < result["transfer_s"] == result["ideal_s"]
+assert len(result["step_s"]) == 3 and all(step_s > 0 for step_s in result["step_s"]), result
+assert abs(sum(result["step_s"][1:]) / 2 - result["period_s"]) < 1e-6, result
+assert 0 < result["memory"]["arena_bytes"] and result["memory"]["pool_bytes"] == 10 * 12 * 65536, result
 END
+
+# Settings reach the daemon, by flag and by environment, and wrong ones end it.
+train=(train --params 1M --ranks 2 --pool 4MiB --block 64Ki --path "$folder/a" --json)
+MLPO_ADAM__TARGET=scalar "$bin/mlpo-bench" "${train[@]}" --set path.direct=false --limit "$folder/a=1e3/1e3/1" \
+  --at-step 2="touch $folder/reached" > "$folder/void.json"
+python3 - "$folder/void.json" << 'END'
+import json, sys
+result = json.load(open(sys.argv[1]))
+assert not result["paths"][0]["direct_io"], result
+assert "direct" in result["void"] and "limit_share" in result["void"], result
+END
+[[ -e $folder/reached ]]
+code=0
+"$bin/mlpo-bench" "${train[@]}" --set scheduler.no_such_key=1 2> "$folder/error" || code=$?
+[[ $code != 0 ]] && grep -q no_such_key "$folder/error"
+
+# The others' steps go on beside a rank that is stopped with its gradients given, and it ends well afterwards.
+"$bin/mlpo-bench" "${train[@]}" --steps 5 --stop-rank 1@3 > "$folder/stopped.json"
+"$bin/mlpo-bench" "${train[@]}" --steps 5 --skew 0.5 > "$folder/skewed.json"
+python3 - "$folder/stopped.json" "$folder/skewed.json" << 'END'
+import json, sys
+stopped, skewed = (json.load(open(file)) for file in sys.argv[1:])
+assert stopped["check"] == skewed["check"] == "ok"
+going, late = stopped["rank_step_s"]
+assert late[2] > sum(going[3:]), stopped  # in its third step until they had ended
+assert abs(sum(going[3:]) / 2 - stopped["period_s"]) < 1e-6, stopped
+first, last = skewed["rank_step_s"]
+assert last[1] > 0.4 * skewed["step_s"][0], skewed  # with its pause before
+END
+for wrong in "--skew 0.5 --ranks 1" "--stop-rank 2@1" "--stop-rank 0@5" "--at-step 9=true" "--set x=1"; do
+  code=0
+  # shellcheck disable=SC2086 # words
+  "$bin/mlpo-bench" "${train[@]}" $wrong 2> "$folder/error" || code=$?
+  [[ $code == 64 ]] || { echo "$wrong: exit code $code"; exit 1; }
+done
 
 # On one core there is nothing to bind the two ends to; it says so.
 if (($(nproc) > 1)); then
