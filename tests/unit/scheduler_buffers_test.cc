@@ -72,15 +72,13 @@ TEST_CASE("Scheduler.AFetchTakesABufferOnItsPathsNode") {
   tier.RunUntilQuiet();
   tier.AddBuffers(40, 0);
   tier.AddBuffers(40, 1);
-  const size_t before = tier.transfers().size();
-  TrainStep(tier, 1);  // reads some 30 blocks of each path into free buffers
   size_t reads[2] = {}, elsewhere = 0;
-  for (size_t i = before; i < tier.transfers().size(); ++i) {
-    const Transfer& transfer = tier.transfers()[i];
-    if (transfer.direction != Direction::kRead) continue;
+  tier.on_transfer = [&](const Transfer& transfer) {
+    if (transfer.direction != Direction::kRead) return;
     ++reads[transfer.path];
     elsewhere += (transfer.buffer < 43 ? 0u : 1u) != transfer.path;
-  }
+  };
+  TrainStep(tier, 1);  // reads some 30 blocks of each path into free buffers
   CHECK(reads[0] >= 25);
   CHECK(reads[1] >= 25);
   CHECK(elsewhere == 0);
@@ -100,12 +98,12 @@ TEST_CASE("Scheduler.ThePoolGrowsWhileItWorks") {
   const uint64_t update = tier.Update(1, 1, 2);
   for (int i = 0; i < 10; ++i) tier.Step();
   REQUIRE_FALSE(tier.answered(update));
+  std::set<BufferIndex> used;
+  tier.on_transfer = [&](const Transfer& transfer) { used.insert(transfer.buffer); };
   tier.AddBuffers(30, 0);
   tier.AddBuffers(40, 1);
   tier.RunUntilAnswered(update);
   CHECK(tier.status(update) == 0);
-  std::set<BufferIndex> used;
-  for (const Transfer& transfer : tier.transfers()) used.insert(transfer.buffer);
   CHECK(*used.rbegin() >= 3);
   // All of it fits now: a further step reads what the small pool had to drop, the ones after it nothing.
   for (uint32_t epoch = 3; epoch <= 4; ++epoch) TrainStep(tier, epoch);

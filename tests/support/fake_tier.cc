@@ -1,0 +1,300 @@
+#include "tests/support/fake_tier.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace mlpo::test {
+namespace {
+
+constexpr uint64_t kGarbage = ~uint64_t{0};
+
+int64_t RealNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+bool Overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
+
+}  // namespace
+
+// The tier's own time within a call of the scheduler.
+class FakeTier::Outside {
+ public:
+  explicit Outside(FakeTier* tier) : tier_(tier), from_ns_(tier->measured_ ? RealNs() : 0) {}
+  ~Outside() {
+    if (tier_->measured_) tier_->scheduler_ns_ -= RealNs() - from_ns_;
+  }
+
+ private:
+  FakeTier* const tier_;
+  const int64_t from_ns_;
+};
+
+template <class F>
+void FakeTier::Call(F&& f) {
+  if (!measured_) return f();
+  const int64_t from_ns = RealNs();
+  f();
+  scheduler_ns_ += RealNs() - from_ns;
+}
+
+FakeTier::FakeTier(Scheduler::Options options, std::vector<PathSpeed> speeds, int64_t block_ns)
+    : FakeTier(std::move(options), std::move(speeds), Work{block_ns, 0, 1}) {}
+
+FakeTier::FakeTier(Scheduler::Options options, std::vector<PathSpeed> speeds, Work work)
+    : options_(std::move(options)), work_(work) {
+  for (const PathSpeed& speed : speeds) paths_.push_back({SimulatedPath(speed), {}, nullptr});
+  options_.path_names.resize(options_.paths.size(), "path");
+  scheduler_ = std::make_unique<Scheduler>(options_, this);
+  buffers_.resize(options_.buffers);
+}
+
+void FakeTier::AddBuffers(uint32_t count, int node) {
+  const auto first = static_cast<BufferIndex>(buffers_.size());
+  buffers_.resize(first + count);
+  Call([&] { scheduler_->AddBuffers(first, count, node, now_ns_); });
+}
+
+// ---- Sessions ----
+
+void FakeTier::AddSession(SessionId session, const std::string& job) {
+  SessionIdentity identity;
+  identity.id = session;
+  identity.job = job;
+  identity.features = MLPO_FEATURES_HERE;
+  scheduler_->AddSession(identity);
+  known_[session] = false;
+}
+
+void FakeTier::AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts) {
+  if (!known_.contains(session)) AddSession(session);
+  if (!std::exchange(known_[session], true)) {
+    scheduler_->SetFiles(session, std::vector<FileId>(paths_.size(), static_cast<FileId>(session)));
+  }
+  SubgroupSpec spec;
+  spec.id = id;
+  spec.key = "subgroup" + std::to_string(id);
+  for (uint64_t count : tensor_counts) {
+    spec.tensors.push_back({"tensor" + std::to_string(spec.tensors.size()), spec.numel, count, 0});
+    spec.numel += count;
+  }
+  scheduler_->AddSubgroup(session, spec);
+}
+
+void FakeTier::EndSession(SessionId session) {
+  Call([&] { scheduler_->EndSession(session, now_ns_); });
+}
+
+uint64_t FakeTier::Submit(SessionId session, uint16_t op, SubgroupId subgroup, uint32_t epoch, uint32_t arg,
+                          uint64_t first, uint64_t count, const std::string& name) {
+  Request request;
+  request.name = name;
+  request.session = session;
+  request.submission.op = op;
+  request.submission.subgroup = subgroup;
+  request.submission.user_data = ++requests_;
+  request.submission.epoch = epoch;
+  request.submission.arg = arg;
+  request.submission.first = first;
+  request.submission.count = count;
+  Call([&] { scheduler_->Submit(request, now_ns_); });
+  return request.submission.user_data;
+}
+
+uint64_t FakeTier::Flush(SessionId session, uint32_t handle, const std::string& name, uint64_t bytes, uint64_t piece) {
+  Open(session, MLPO_OP_FLUSH, handle, name, bytes);
+  for (uint64_t at = 0; at < bytes; at += piece) {
+    Piece(session, MLPO_OP_FLUSH, handle, at, std::min(piece, bytes - at));
+  }
+  return Commit(session, handle);
+}
+
+uint64_t FakeTier::scratch_bytes() {
+  uint64_t bytes = 0;
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    PathSnapshot path;
+    scheduler_->Fill(i, &path, now_ns_);
+    bytes += path.scratch_bytes;
+  }
+  return bytes;
+}
+
+void FakeTier::Complete(const Completion& completion) {
+  const Outside outside(this);
+  if (!completions_.insert({completion.user_data, completion}).second) Violate("a request was answered twice");
+  if (gone_.contains(completion.session)) Violate("a session that is gone was answered");
+  if (on_complete) At(now_ns_, [this, completion] { on_complete(completion); });
+}
+
+void FakeTier::SessionGone(SessionId session) {
+  const Outside outside(this);
+  if (!gone_.insert({session, true}).second) Violate("a session was gone twice");
+  for (const auto& [place, transfers] : moving_) {
+    for (const auto& [offset, transfer] : transfers) {
+      if (transfer.file == static_cast<FileId>(session)) Violate("a session was gone before its last transfer");
+    }
+  }
+}
+
+void FakeTier::MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket) {
+  const Outside outside(this);
+  if (++asking_[asks.id] != 1) Violate("a store asked for room twice at once");
+  rooms.push_back(bytes);
+  At(now_ns_ + 1000, [this, store = asks.id, bytes, ticket] {
+    --asking_[store];
+    const auto file = static_cast<FileId>(1'000'000 + (store & ~kStoreBit));
+    Call([&] {
+      scheduler_->RoomMade(store, bytes, ticket, std::vector<FileId>(paths_.size(), file), room_failure, now_ns_);
+    });
+  });
+}
+
+// ---- Time ----
+
+void FakeTier::At(int64_t at_ns, std::function<void()> happen) { events_.push({at_ns, ++order_, std::move(happen)}); }
+
+bool FakeTier::Step() {
+  Path* path = nullptr;
+  int64_t next_ns = events_.empty() ? SimulatedPath::kNever : events_.top().at_ns;
+  for (Path& other : paths_) {
+    if (other.device.next_ns() >= next_ns) continue;
+    next_ns = other.device.next_ns();
+    path = &other;
+  }
+  if (next_ns == SimulatedPath::kNever) return false;
+  const int64_t next_second_ns = (now_ns_ / 1'000'000'000 + 1) * 1'000'000'000;
+  if (next_ns >= next_second_ns) {
+    now_ns_ = next_second_ns;
+    Call([&] { scheduler_->Tick(now_ns_); });
+    return true;
+  }
+  now_ns_ = std::max(now_ns_, next_ns);
+  if (path != nullptr) {
+    for (const auto& [transfer, end_ns] : path->device.Advance(now_ns_)) {
+      if (end_ns == now_ns_) {
+        EndTransfer(transfer);
+      } else {
+        At(end_ns, [this, ended = transfer] { EndTransfer(ended); });
+      }
+    }
+    return true;
+  }
+  const Event event = events_.top();
+  events_.pop();
+  event.happen();
+  return true;
+}
+
+void FakeTier::Wait(int64_t ns) {
+  const int64_t end = now_ns_ + ns;
+  At(end, [] {});
+  while (now_ns_ < end && Step()) {
+  }
+}
+
+// ---- Paths ----
+
+void FakeTier::Use(BufferIndex buffer, enum Use use) {
+  if (buffers_[buffer].use != Use::kIdle) Violate("buffer " + std::to_string(buffer) + " is in use twice");
+  buffers_[buffer].use = use;
+}
+
+// No other transfer in flight has bytes of the same extent.
+void FakeTier::CheckAlone(const Transfer& transfer) {
+  std::map<uint64_t, Transfer>& moving = moving_[{transfer.path, transfer.file}];
+  auto it = moving.lower_bound(transfer.offset);
+  const auto meets = [&](const Transfer& other) {
+    return Overlap(transfer.offset, transfer.bytes, other.offset, other.bytes);
+  };
+  if ((it != moving.end() && meets(it->second)) || (it != moving.begin() && meets(std::prev(it)->second))) {
+    Violate("two transfers of file " + std::to_string(transfer.file) + " on path " + std::to_string(transfer.path) +
+            " overlap at " + std::to_string(transfer.offset));
+  }
+  moving[transfer.offset] = transfer;
+}
+
+void FakeTier::StartTransfer(const Transfer& transfer) {
+  const Outside outside(this);
+  Use(transfer.buffer, Use::kTransfer);
+  CheckAlone(transfer);
+  if (on_transfer) on_transfer(transfer);
+  Path& path = paths_[transfer.path];
+  PathCounts& counts = path.counts;
+  counts.most_in_flight = std::max(counts.most_in_flight, ++counts.in_flight);
+  const bool read = transfer.direction == Direction::kRead;
+  (read ? counts.reads : counts.writes)++;
+  (read ? counts.read_bytes : counts.written_bytes) += transfer.bytes;
+  path.device.Start(transfer, now_ns_);
+}
+
+void FakeTier::EndTransfer(const Transfer& transfer) {
+  Path& path = paths_[transfer.path];
+  --path.counts.in_flight;
+  moving_[{transfer.path, transfer.file}].erase(transfer.offset);
+  Buffer& buffer = buffers_[transfer.buffer];
+  buffer.use = Use::kIdle;
+  TransferResult result;
+  result.id = transfer.id;
+  result.path = transfer.path;
+  result.error = path.fault ? path.fault(transfer) : 0;
+  if (result.error == 0) result.bytes = transfer.bytes;
+  File& file = files_[{transfer.path, transfer.file}];
+  auto it = file.lower_bound(transfer.offset);
+  if (transfer.direction == Direction::kRead) {
+    const bool whole = it != file.end() && it->first == transfer.offset && it->second.bytes == transfer.bytes;
+    if (result.error == 0) buffer.token = whole ? it->second.token : kGarbage;
+  } else {
+    if (it != file.begin()) {
+      auto before = std::prev(it);
+      if (Overlap(transfer.offset, transfer.bytes, before->first, before->second.bytes)) file.erase(before);
+    }
+    while (it != file.end() && it->first < transfer.offset + transfer.bytes) it = file.erase(it);
+    file[transfer.offset] = {transfer.bytes, result.error == 0 ? buffer.token : kGarbage};
+  }
+  if (on_transfer_end) on_transfer_end(transfer);
+  Call([&] { scheduler_->TransferDone(result, now_ns_); });
+}
+
+// ---- Workers ----
+
+void FakeTier::Occupy(int64_t work_ns, std::function<void()> then) {
+  worker_busy_ns_ = std::max(worker_busy_ns_, now_ns_) + std::max<int64_t>(1, work_ns / work_.workers);
+  At(worker_busy_ns_, std::move(then));
+}
+
+void FakeTier::StartBlockWork(const Op& op, Block& block) {
+  const Outside outside(this);
+  Use(block.buffer, Use::kWork);
+  Buffer& buffer = buffers_[block.buffer];
+  const Subgroup* subgroup = op.subgroup();
+  const uint64_t owner = subgroup != nullptr ? subgroup->spec.id : reinterpret_cast<uint64_t>(block.owner);
+  uint64_t& version = versions_[BlockName{block.owner->session->id, owner, block.index}];
+  if (subgroup == nullptr && block.nonzero == 0) version = 0;  // a new object, maybe where another has been
+  // What must be read has been read; what is all zero need not.
+  const bool whole_write = op.kind() == MLPO_OP_WRITE_STATE && block.filled == 0;
+  if (version != 0 && !whole_write && buffer.token != version) {
+    Violate(block.owner->Name() + " block " + std::to_string(block.index) +
+            ": the buffer does not hold its newest state");
+  }
+  if (op.kind() == MLPO_OP_UPDATE) ++updates_;
+  if (op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH) version = ++next_version_;
+  if (subgroup != nullptr) worked_.push_back({subgroup->spec.id, block.index});
+  const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
+  Occupy(static_cast<int64_t>(std::min(1.0, part) * static_cast<double>(work_.block_ns)),
+         [this, index = block.buffer, token = version, &block] {
+           buffers_[index].use = Use::kIdle;
+           buffers_[index].token = token;
+           Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
+         });
+}
+
+void FakeTier::StartStats(Op& op) {
+  const Outside outside(this);
+  for (const StatChunk& chunk : op.stats.chunks) (*op.results)[chunk.chunk] = {chunk_sum, chunk_finite};
+  const double part = static_cast<double>(op.request.submission.count) / static_cast<double>(options_.block_elements);
+  const auto done = [this, &op] { Call([&] { scheduler_->StatsDone(&op, now_ns_); }); };
+  if (work_.stats_ns == 0) return At(now_ns_ + 1, done);
+  Occupy(static_cast<int64_t>(part * static_cast<double>(work_.stats_ns)), done);
+}
+
+}  // namespace mlpo::test
