@@ -30,16 +30,27 @@ class TimeoutError(MlpoError, builtins.TimeoutError):  # noqa: A001 - named as w
 
 
 class NonFiniteGradientError(MlpoError):
-    """A gradient holds inf or NaN; nothing was updated. ``parameters`` names those it belongs to, where known."""
+    """A gradient holds inf or NaN. ``parameters`` names those it belongs to, where known.
+
+    Nothing was updated, but for the subgroups with the keys in ``updated`` (OffloadAdamW's update_in_backward=True).
+    """
 
     parameters: tuple[str, ...]
+    updated: tuple[str, ...]
 
-    def __init__(self, code: int, text: str = "", os_errno: int = 0, parameters: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        code: int,
+        text: str = "",
+        os_errno: int = 0,
+        parameters: tuple[str, ...] = (),
+        updated: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(code, text, os_errno)
-        self.parameters = parameters
+        self.parameters, self.updated = parameters, updated
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.code, self.strerror, self.errno, self.parameters))
+        return (type(self), (self.code, self.strerror, self.errno, self.parameters, self.updated))
 
 
 class NotOfferedError(MlpoError, NotImplementedError):

@@ -38,19 +38,22 @@ class Lane:
             self._bytes += nbytes
             self._changed.notify_all()
 
-    def drain(self) -> None:
-        """Returns when everything has ended; raises the failure if there was one."""
+    def settle(self) -> None:
+        """Returns when everything has ended, well or not."""
         with self._changed:
             self._changed.wait_for(lambda: not self._work and not self._busy)
-            failure = self._failure
+
+    def drain(self) -> None:
+        """As settle(), and raises the failure if there was one."""
+        self.settle()
+        failure = self._failure
         if failure is not None:
             raise failure
 
     def clear(self) -> None:
-        """As drain(), but forgets a failure: what it was about is dropped."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._work and not self._busy)
-            self._failure = None
+        """As settle(), and forgets a failure: what it was about is dropped."""
+        self.settle()
+        self._failure = None
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="mlpo-gradients", daemon=True)

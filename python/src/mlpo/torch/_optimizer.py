@@ -32,6 +32,9 @@ _MOVED = (
 )
 
 
+_LOWEST_PRIORITY = 2**32 - 1
+_NO_SCALING = "use overlap=True: loss scaling decides after the backward pass whether there is a step"
+
 # Optimizers with updates of step(wait=False) under way: a forward pass waits for them though nobody else holds them.
 _unwaited: set[torch.optim.Optimizer] = set()
 
@@ -56,6 +59,12 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
       overlap: gradients are taken in the backward pass, by hooks, and sent to the daemon as soon as a subgroup has all
         of its own; .grad is then a tensor without memory that raises when it is used, until zero_grad(). Gradients of
         several passes are added in the slot, in grad_dtype. The first step sends all of them at step().
+      update_in_backward: with overlap, which it implies: a subgroup is updated as soon as its gradient is there, with the
+        param_groups of that moment. Parameters still get their new values at step(), which every such backward pass
+        needs: zero_grad() and state_dict() raise before it. Not offered where all gradients must be known before the
+        first update: clip_grad_norm_(), GradScaler, FP16, DTensors. A gradient that is not finite makes step() raise
+        with the keys of the subgroups that were updated already; another gradient after the update makes the backward
+        pass raise.
       gradient_accumulation_steps: backward passes a step, for overlap: a subgroup of which they use the parameters
         unequally often is sent at step(). Alternatively all passes but the last are made under no_sync().
     foreach, fused and capturable are accepted and have no effect. amsgrad, maximize and differentiable are refused.
@@ -80,6 +89,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         nonfinite: str = "raise",
         replicas: bool = False,
         overlap: bool = False,
+        update_in_backward: bool = False,
         gradient_accumulation_steps: int = 1,
         shard_group: Any = None,
         foreach: Optional[bool] = None,
@@ -114,7 +124,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._closed = False
         self._forwards: list[ForwardWaits] = []
         self._stale_uses = StaleUses(self)
-        self._overlap = Overlap(self, gradient_accumulation_steps) if overlap else None
+        overlap = overlap or update_in_backward
+        self._updates_in_backward = update_in_backward
+        self._overlap = Overlap(self, gradient_accumulation_steps, update_in_backward) if overlap else None
         defaults = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
             "foreach": foreach, "maximize": maximize, "capturable": capturable, "differentiable": differentiable,
@@ -124,6 +136,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         _checks.hyper(defaults)
         try:
             super().__init__(params, defaults)
+            if update_in_backward and grad_dtype == torch.float16:
+                raise not_offered("update_in_backward=True with grad_dtype=torch.float16", _NO_SCALING)
             if overlap:
                 _refuse_unreduced([item.param for item in self._all_named()])
         except BaseException:
@@ -152,7 +166,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             _checks.group_flags(group)
             _checks.hyper(group)
             for item in self._named(len(self.param_groups) - 1):
-                _checks.parameter(item.param, item.name)
+                self._check_parameter(item)
             _checks.overlaps((item.param, item.name) for item in self._all_named())
         except BaseException:
             self.param_groups.pop()
@@ -185,6 +199,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
     def sent_in_backward(self) -> int:
         """Subgroups whose gradients went out during the backward pass of the last step; 0 without overlap=True."""
         return 0 if self._overlap is None else self._overlap.sent_in_backward
+
+    @property
+    def updated_in_backward(self) -> int:
+        """Subgroups that were updated during the backward pass of the last step; 0 without update_in_backward=True."""
+        return 0 if self._overlap is None else self._overlap.updated_in_backward
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], Any]] = None, *, wait: bool = True) -> Any:
@@ -223,6 +242,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._skip(step, fate)
             return loss
         self._skips_in_a_row = 0
+        step.closing = True
         if self._overlap is not None:  # first: interrupted in it, the step is forgotten, and taken gradients raise
             self._overlap.used([member for part in step.parts for member in part.members])
         step.decided = True
@@ -275,6 +295,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         limit = float(max_norm)
         if not limit >= 0:
             raise ValueError(f"max_norm is {limit}; it must not be negative")
+        if self._updates_in_backward:
+            raise not_offered(
+                "clip_grad_norm_() with update_in_backward=True",
+                "use overlap=True: the norm of all gradients must be known before the first update",
+            )
         self._check_open()
         self._finish_step()
         norm = _norm.Norm(float(norm_type), (item.param for item in self._all_named()))
@@ -318,6 +343,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         """
         self._check_open()
         self._finish_step()
+        self._refuse_updated("masters cannot be reloaded")
         self._bind()
         for pack, index in self._places.values():
             pack.reload_masters(pack.members[index], force=True)
@@ -327,6 +353,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         """State in torch.optim.AdamW's form, with FP32 tensors on the CPU; 16-bit parameters have a third, "master"."""
         self._check_open()
         self._finish_step()
+        self._refuse_updated("there is no state of one step")
         light = dict(self.state)
         try:
             for param, state in light.items():
@@ -359,6 +386,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             _checks.parameter(item.param, item.name)
             _state.check(item.param, item.name, states.get(item.param, {}))
         self._end_step()
+        if self._overlap is not None:
+            self._overlap.abandon()
         self.param_groups = groups
         self._bind()
         self.state.clear()
@@ -441,12 +470,23 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         for named in groups:
             new = [item for item in named if item.param not in self._places]
             for item in new:
-                _checks.parameter(item.param, item.name)
+                self._check_parameter(item)
             for items in packs(new, self._subgroup_elements):
                 pack = self._registered(items)
                 self._packs.append(pack)
                 for member in pack.members:
                     self._places[member.param] = (pack, member.index)
+
+    def _check_parameter(self, item: Named) -> None:
+        _checks.parameter(item.param, item.name)
+        if self._updates_in_backward:
+            if item.param.dtype == torch.float16:
+                raise not_offered(f"update_in_backward=True with parameter {item.name}, which is FP16", _NO_SCALING)
+            if _shards.is_dtensor(item.param):
+                raise not_offered(
+                    f"update_in_backward=True with parameter {item.name}, which is a DTensor",
+                    "use overlap=True: a gradient that is not finite on one rank would find other ranks' shards updated",
+                )
 
     def _registered(self, items: Sequence[Named]) -> Pack:
         client, number = self._connected(), len(self._keys)
@@ -491,6 +531,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
                 if item.param.grad is not None and not is_taken(item.param.grad):
                     _checks.gradient(item.param, item.name, self._grad_dtype or item.param.dtype)
         self._bind()
+        updated = {} if self._overlap is None else self._overlap.updated()
         parts: dict[int, Part] = {}
         counts: dict[torch.Tensor, torch.Tensor] = {}
         for group, hyper in zip(self.param_groups, hypers):
@@ -507,7 +548,31 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
                     if part.hyper != hyper:
                         raise ValueError(_MOVED.format(pack.members[index].name))
                     part.members.append(pack.members[index])
+        for key, early in updated.items():
+            assert self._overlap is not None
+            final = self._overlap.as_updated(early, parts.get(key))
+            if final is not None:
+                parts[key] = final
         return Step(list(parts.values()), counts)
+
+    def _early_part(self, pack: Pack, taken: Sequence[Member]) -> Part:
+        """The part of the next step that is an update in the backward pass."""
+        mine = {member.param for member in taken}
+        hypers = [_checks.hyper(g) for g in self.param_groups if not mine.isdisjoint(g["params"])]
+        if any(hyper != hypers[0] for hyper in hypers):
+            raise ValueError(_MOVED.format(taken[0].name))
+        part = Part(pack, hypers[0], list(taken), early=True, epoch=pack.subgroup.epoch)
+        part.priority = self._priority(part)
+        return part
+
+    def _priority(self, part: Part) -> int:
+        """Of the part's update: the first forward pass that wants one of its parameters; 0 without attach_forward()."""
+        orders = [forward.order(member.param) for member in part.members for forward in self._forwards]
+        return min(min(orders) + 1, _LOWEST_PRIORITY) if orders else 0
+
+    def _refuse_updated(self, what: str) -> None:
+        if self._overlap is not None:
+            self._overlap.refuse_updated(what)
 
     def _scaling(self) -> _scaler.Scaling:
         """What torch's GradScaler asks of this step."""
@@ -527,11 +592,12 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
     def _prepare(self, step: Step, factor: float) -> int:
         """Does everything before an update is submitted, and says what this rank thinks of the step."""
-        for part in step.parts:
+        parts = [part for part in step.parts if not part.early]
+        for part in parts:
             part.grad_scale = factor * self._clip_factor
         self._send(step)
         # Digests are taken here while the daemon reads the gradients.
-        for part in step.parts:
+        for part in parts:
             for member in part.members:
                 part.pack.reload_masters(member)
         return _UPDATE if step.gradients_are_finite() or self._apply_nonfinite else _NOT_FINITE
@@ -553,9 +619,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         """Submits the updates in the order in which forward passes want them, and waits for those that none wants."""
         if self._overlap is None:
             self._stale_uses.watch(item.param for item in self._all_named())
-        step.parts.sort(
-            key=lambda part: min(forward.order(member.param) for member in part.members for forward in self._forwards)
-        )
+        for part in step.parts:
+            part.priority = self._priority(part)
+        step.parts.sort(key=lambda part: part.priority)
         _unwaited.add(self)
         step.go_on(self._apply_nonfinite)
         covered = frozenset().union(*(forward.params for forward in self._forwards))
@@ -594,12 +660,13 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
     def _forget(self, step: Step, overflow: bool = False) -> None:
         step.forget(overflow)
         if self._overlap is not None:
-            self._overlap.forgotten([part.pack for part in step.parts])
+            self._overlap.forgotten([part.pack for part in step.parts if not part.early])
 
     def _skip(self, step: Step, fate: int) -> None:
         """Forgets a step; raises why, unless the scaler skips it."""
         self._forget(step, overflow=fate != _FAILED)
-        self._under_way = None
+        error = NonFiniteGradientError(*not_finite(step.parts)) if fate == _NOT_FINITE else None
+        self._keep_updated(step)
         if fate == _SCALER_SKIPS:
             return
         if fate == _FAILED:
@@ -607,7 +674,15 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._skips_in_a_row += 1
         if self._skips_in_a_row == _WARN_AFTER_SKIPS:
             warnings.warn(f"{_WARN_AFTER_SKIPS} steps in a row had gradients that are not finite", stacklevel=4)
-        raise NonFiniteGradientError(*not_finite(step.parts))
+        assert error is not None
+        raise error
+
+    def _keep_updated(self, step: Step) -> None:
+        """Of a step that was forgotten what was updated in the backward pass stays, and is finished."""
+        done = self._under_way = step.updated_early()
+        if self._overlap is not None:
+            self._overlap.applied(done.parts)
+        self._finish_step()
 
     def _finish_step(self) -> None:
         """Ends a step: at the end of step(), and in the next call if that was interrupted or failed."""
@@ -616,9 +691,12 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             return
         if step.decided:
             step.finish(self._apply_nonfinite, self.state)
+            self._under_way = None
         else:
             self._forget(step)
-        self._under_way = None
+            if step.closing:
+                self._keep_updated(step)
+            self._under_way = None
         _unwaited.discard(self)
 
     def _end_step(self) -> None:

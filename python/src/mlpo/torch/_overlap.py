@@ -8,6 +8,12 @@ A subgroup's gradient leaves during the backward pass once each of its parameter
 the step before. That is a guess. A call that comes after it takes the gradient back (DISCARD leaves the slot's bytes
 alone), adds to it, and it leaves at step(): a wrong guess costs time, never a gradient. FSDP2 adds to .grad itself, so
 a shard's gradient is not taken before its last usual call; one that comes after it fails in FSDP2.
+
+update_in_backward=True: where all parameters of a subgroup have had their calls its update is submitted behind its
+gradient, with the param_groups of that moment. That cannot be taken back. So a call that comes after it raises, and from
+the first such update on the window is ended by step() or load_state_dict() alone: what else would drop or change a
+gradient, or read a state that is neither before nor after the step, raises. Parameters get their new values at step() or
+later, from the slot: what autograd has saved of them stays as it is.
 """
 
 from __future__ import annotations
@@ -22,10 +28,13 @@ from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from .._errors import MlpoError
+from .._native import lib
 from .._request import GradInfo, Request
 from . import _checks, _shards
 from ._binding import Member, Pack
 from ._lane import Lane
+from ._steps import Part, some_of
 
 if TYPE_CHECKING:
     from ._optimizer import OffloadAdamW
@@ -95,12 +104,15 @@ class _Window:
     submitted: bool = False  # perhaps: set before the submission, so that an interrupt leaves nothing unknown
     request: Optional[Request[GradInfo]] = None
     of: frozenset[int] = field(default_factory=frozenset)  # members whose gradient was submitted
+    part: Optional[Part] = None  # its update was submitted, perhaps
+    late: Optional[str] = None  # the parameter that had another gradient afterwards
 
 
 class Overlap:
     """The hooks of one optimizer. Hooks run in autograd's threads, one of which may be the trainer's: one lock."""
 
-    def __init__(self, owner: OffloadAdamW, passes: int) -> None:
+    def __init__(self, owner: OffloadAdamW, passes: int, updates: bool) -> None:
+        self._updates = updates  # update_in_backward
         self._owner = weakref.proxy(owner)  # no cycle, so that an optimizer's hooks go when it is dropped
         self._passes = passes
         self._watches: dict[torch.Tensor, _Watch] = {}
@@ -111,6 +123,7 @@ class Overlap:
         self._lane = Lane()  # all that touches a slot goes through it, or after drain()
         self._left_early = 0
         self.sent_in_backward = 0  # subgroups of the last step
+        self.updated_in_backward = 0  # likewise
         self.close = weakref.finalize(self, _release_all, self._watches)  # takes all hooks off, now or with this object
         self.close.atexit = False
 
@@ -189,6 +202,10 @@ class Overlap:
                 if self._holds or not last:
                     watch.calls += not self._holds
                     return
+            if window.part is not None:
+                window.late = member.name
+                param.grad, watch.lifted = watch.taken, None
+                raise RuntimeError(_late(window.late))
             if window.submitted:
                 self._lane.drain()
                 self._take_back(window)
@@ -204,10 +221,7 @@ class Overlap:
             if window.waiting is not None and watch.calls == watch.usual:
                 window.waiting.discard(member.index)
                 if not window.waiting:
-                    window.submitted = True
-                    taken = [each for each in pack.members if is_taken(each.param.grad)]
-                    self._lane.put(0, self._submit, window, taken)
-                    self._left_early += 1
+                    self._send_early(window, [each for each in pack.members if is_taken(each.param.grad)])
 
     def _write(self, pack: Pack, member: Member, add: bool = False) -> None:
         grad = _shards.local_gradient(member.param).detach()
@@ -236,6 +250,35 @@ class Overlap:
                 expected.add(member.index)
         return expected
 
+    def _send_early(self, window: _Window, taken: Sequence[Member]) -> None:
+        if self._updates and all(self._is_complete(member.param) for member in window.pack.members):
+            window.part = self._owner._early_part(window.pack, taken)
+            window.submitted = True
+            self._lane.put(0, self._update, window)
+        else:
+            window.submitted = True
+            self._lane.put(0, self._submit, window, taken)
+        self._left_early += 1
+
+    def _is_complete(self, param: torch.Tensor) -> bool:
+        """Whether what is in the slot, or not, is all that this parameter's gradient will be, if it is called as usual.
+
+        One that was never called may be called once, and a gradient that somebody assigned may be changed.
+        """
+        grad, watch = param.grad, self._watches.get(param)
+        if grad is not None and not (isinstance(grad, Taken) and not grad.used):
+            return False
+        return not param.requires_grad or (watch is not None and bool(watch.usual))
+
+    def _update(self, window: _Window) -> None:
+        part = window.part
+        assert part is not None
+        self._submit(window, part.members)
+        part.gradient = window.request
+        for member in part.members:  # while the daemon reads the gradient
+            part.pack.reload_masters(member)
+        part.submit_update(self._owner._apply_nonfinite)
+
     def _submit(self, window: _Window, members: Sequence[Member]) -> None:
         window.submitted = True
         window.of = frozenset(member.index for member in members)
@@ -251,6 +294,86 @@ class Overlap:
         window.submitted, window.request = False, None
 
     # ---- At step() and zero_grad()
+
+    def updated(self) -> dict[int, Part]:
+        """The updates that were submitted in the backward pass, by pack's id. Raises what made submitting fail."""
+        if self._updates:
+            self._lane.drain()
+        return {id(window.part.pack): window.part for window in self._updated_windows() if window.part is not None}
+
+    def _updated_windows(self) -> list[_Window]:
+        for window in self._windows.values():
+            part = window.part
+            if part is not None and part.update is None and not part.is_applied():
+                window.part = None  # interrupted before the submission: the gradient leaves at step()
+        return [window for window in self._windows.values() if window.part is not None]
+
+    def refuse_updated(self, what: str) -> None:
+        """Raises if subgroups were updated in the backward pass, so that `what` has no right result."""
+        if self._updates:
+            self._lane.settle()
+        parts = [window.part for window in self._updated_windows() if window.part is not None]
+        applied = [part for part in parts if part.is_applied()]
+        if applied:
+            raise RuntimeError(
+                f"{what} between a backward pass with update_in_backward=True and its step(): {len(applied)} subgroups "
+                f"were already updated ({some_of([part.pack.subgroup.key for part in applied])}). Call step(), which "
+                "updates the others with the gradients that they have, or load_state_dict() to go back to a saved state"
+            )
+
+    def as_updated(self, part: Part, now: Optional[Part]) -> Optional[Part]:
+        """What step() has to do for a subgroup that was updated in the backward pass, and would do now by `now`.
+
+        Raises where these differ. Nothing is lost if the daemon has refused the update.
+        """
+        window = self._windows[id(part.pack)]
+        key = part.pack.subgroup.key
+        if window.late is not None:
+            raise RuntimeError(_late(window.late) + ", and load_state_dict() goes back to a saved state")
+        left = set() if now is None else {m.index for m in now.members if is_taken(m.param.grad)}
+        if now is None or len(left) != len(now.members) or left != {member.index for member in part.members}:
+            if not part.is_applied():
+                window.part = None
+                return now
+            raise RuntimeError(
+                f"gradients of subgroup {key} were dropped or replaced after the backward pass had updated it "
+                "(update_in_backward=True): load_state_dict() goes back to a saved state"
+            )
+        if now.hyper != part.hyper:
+            was, now_is = vars(part.hyper), vars(now.hyper)
+            changes = [f"{name} from {was[name]} to {now_is[name]}" for name in was if was[name] != now_is[name]]
+            raise RuntimeError(
+                f"{', '.join(changes)} was changed in param_groups after the backward pass had updated subgroup {key} "
+                "with it (update_in_backward=True): put it back and call step() again, and change hyper-parameters "
+                "between step() and the next backward pass"
+            )
+        return part
+
+    def applied(self, parts: Sequence[Part]) -> None:
+        """These were updated in the backward pass, and nothing else will come of their gradients."""
+        for part in parts:
+            for member in part.members:
+                if isinstance(member.param.grad, Taken):
+                    member.param.grad.used = True
+            self._windows.pop(id(part.pack), None)
+
+    def abandon(self) -> None:
+        """All state will be written: waits for updates of the backward pass, and forgets them and their gradients."""
+        if self._updates:
+            self._lane.settle()
+        windows = self._updated_windows()
+        for window in windows:
+            assert window.part is not None
+            if window.part.update is None or window.part.update.exception() is not None:
+                try:
+                    self._take_back(window)
+                except MlpoError as error:
+                    if error.code != lib.MLPO_ERR_TORN:
+                        raise
+        self.applied([window.part for window in windows if window.part is not None])
+        if windows:
+            for watch in self._watches.values():
+                watch.calls = 0
 
     def has_gradient(self, param: torch.Tensor) -> bool:
         """Whether step() is to use a gradient of this parameter."""
@@ -303,6 +426,7 @@ class Overlap:
                     member.param.grad.used = True
             for watch in self._watches.values():
                 self._learn(watch)
+            self.updated_in_backward = sum(window.part is not None for window in self._windows.values())
             self._windows.clear()
             self._held = self._holds > 0
             self.sent_in_backward, self._left_early = self._left_early, 0
@@ -323,6 +447,7 @@ class Overlap:
     def drop(self, set_to_none: bool) -> None:
         """zero_grad(): forgets all gradients, wherever they are."""
         with self._lock:
+            self.refuse_updated("gradients cannot be dropped")
             self._lane.clear()
             for window in self._windows.values():
                 self._take_back(window)
@@ -345,6 +470,14 @@ def _take(overlap: weakref.ref[Overlap], param: torch.Tensor) -> None:
     me = overlap()
     if me is not None:
         me._take(param)
+
+
+def _late(name: str) -> str:
+    return (
+        f"parameter {name} has another gradient after the backward pass had updated its subgroup "
+        "(update_in_backward=True), and that cannot be added any more: say gradient_accumulation_steps=, make all "
+        "passes of a step but the last under no_sync(), or use overlap=True alone"
+    )
 
 
 def _kind(param: torch.Tensor) -> tuple[torch.device, torch.dtype]:

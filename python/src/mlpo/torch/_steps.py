@@ -4,6 +4,9 @@ Up to `decided` nothing has changed and the step can be forgotten; from then on 
 interrupts it: every part can be repeated, so that an interrupt or a failure between two subgroups never leaves a step
 half done. To submit the identical update again is what the daemon wants where one was refused before its first block
 or ended partly done.
+
+With update_in_backward=True some parts of a step are past that point before the step exists (Part.early): its end can
+only be that they are finished, whatever becomes of the others.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from .._native import lib
 from .._request import GradInfo, Request, wait_any
 from ._binding import Member, Pack
 from ._checks import Hyper
+from ._seal import same, seal
 from ._state import outline
 
 _TURN_S = 0.001  # how often to look whether an update whose request is lost has ended
@@ -32,12 +36,30 @@ class Part:
     hyper: Hyper
     members: list[Member] = field(default_factory=list)  # those with a gradient
     grad_scale: float = 1.0  # multiplies the gradient
+    priority: int = 0  # of the update; lower goes first, 0 is the order of submission
+    early: bool = False  # the update was submitted in the backward pass
     epoch: int = 0  # of the subgroup before this step
     gradient: Optional[Request[GradInfo]] = None
     update: Optional[Request[int]] = None
     ended: bool = False
     versions: Optional[list[int]] = None  # of the members' tensors, if the trainer goes on before the update has ended
     untouched: Optional[list[Member]] = None  # by the trainer: decided before the first copy, which moves versions too
+
+    def submit_update(self, apply_nonfinite: bool) -> None:
+        """Submits the update, or finds that it has ended well already."""
+        self.update = _submit(self, apply_nonfinite)
+
+    def is_applied(self) -> bool:
+        """Whether this is an early update that has changed anything, or may have. Waits for its end.
+
+        It has not if it was never submitted, or if the daemon refused it for a gradient that is not finite.
+        """
+        if not self.early:
+            return False
+        if self.update is None:
+            return _has_moved(self)
+        failure = self.update.exception()
+        return failure is None or failure.code != lib.MLPO_ERR_NOT_FINITE
 
 
 class Step:
@@ -47,26 +69,37 @@ class Step:
         self.parts = list(parts)
         self.counts = counts
         self.decided = False
+        self.closing = False  # gradients are being given up: from here on the step is not begun anew
         self.left = False  # by step(wait=False): decided, and the trainer goes on
         self._by_pack = {id(part.pack): part for part in self.parts}
 
     def send_gradients(self, submit: Callable[[Pack, Sequence[Member]], Request[GradInfo]]) -> None:
         """Sends all gradients by `submit`."""
         for part in self.parts:
-            part.epoch = part.pack.subgroup.epoch
-            part.gradient = submit(part.pack, part.members)
+            if not part.early:
+                part.epoch = part.pack.subgroup.epoch
+                part.gradient = submit(part.pack, part.members)
 
     def gradients_are_finite(self) -> bool:
         """Waits until the daemon has read them."""
         return all([part.gradient.result().all_finite for part in self.parts if part.gradient is not None])
 
     def forget(self, overflow: bool = False) -> None:
-        """Ends the windows without an update. `overflow` counts one skipped step of the session."""
+        """Ends the windows without an update, but for early parts. `overflow` counts one skipped step of the session."""
         for part in self.parts:
+            if part.early:
+                continue
             if part.gradient is not None:
                 part.gradient.exception()  # the daemon reads the slot until then
             part.pack.subgroup.discard("overflow" if overflow else "user")
             overflow = False
+
+    def updated_early(self) -> Step:
+        """The step that has become of this one if all else is forgotten."""
+        parts = [part for part in self.parts if part.is_applied()]
+        done = Step(parts, {m.param: self.counts[m.param] for part in parts for m in part.members})
+        done.decided = True
+        return done
 
     def finish(self, apply_nonfinite: bool, state: MutableMapping[Any, dict[str, Any]]) -> None:
         """Submits the updates, copies parameters back as they arrive, and moves the step counts.
@@ -106,7 +139,7 @@ class Step:
         for part in parts:
             if not part.ended and part.update is None:
                 try:
-                    part.update = _submit(part, apply_nonfinite)
+                    part.submit_update(apply_nonfinite)
                 except MlpoError as error:
                     failure = failure or error
                 else:
@@ -143,16 +176,20 @@ class Step:
 
 def _end(part: Part) -> None:
     if part.untouched is None:
-        versions = part.versions or [member.param._version for member in part.members]
-        part.untouched = [m for m, version in zip(part.members, versions) if m.param._version == version]
+        if part.early:
+            part.untouched = [m for m in part.members if m.seal is not None and same(m.seal, seal(m.local))]
+        else:
+            versions = part.versions or [member.param._version for member in part.members]
+            part.untouched = [m for m, version in zip(part.members, versions) if m.param._version == version]
     part.pack.write_back(part.untouched)
     part.ended = True
     chosen = {member.index for member in part.untouched}
     changed = [member for member in part.members if member.index not in chosen]
     if changed:
+        by, call = ("update_in_backward=True", "step()") if part.early else ("step(wait=False)", "wait()")
         raise RuntimeError(
-            f"parameter {changed[0].name} was written to while its update by step(wait=False) was under way; what was "
-            "written stays and will count, the update's value is lost: call optimizer.wait() before changing parameters"
+            f"parameter {changed[0].name} was written to while its update by {by} was under way; what was written "
+            f"stays and will count, the update's value is lost: call optimizer.{call} before changing parameters"
         )
 
 
@@ -165,8 +202,9 @@ def _submit(part: Part, apply_nonfinite: bool) -> Optional[Request[int]]:
     while not _has_moved(part):
         try:
             return subgroup.submit_update(
-                hyper.lr, hyper.betas, hyper.eps, hyper.weight_decay, part.grad_scale, apply_nonfinite=apply_nonfinite
-            )
+                hyper.lr, hyper.betas, hyper.eps, hyper.weight_decay, part.grad_scale,
+                apply_nonfinite=apply_nonfinite, priority=part.priority,
+            )  # fmt: skip
         except MlpoError as error:
             if error.code != lib.MLPO_ERR_SLOT_BUSY:
                 raise
@@ -178,12 +216,26 @@ def _has_moved(part: Part) -> bool:
     return part.pack.subgroup.epoch == part.epoch + 1
 
 
-def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...]]:
-    """The arguments of NonFiniteGradientError for a step, with the names of the parameters."""
-    names = tuple(member.name for part in parts for member in part.members if not bool(member.grad.isfinite().all()))
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    text = (
-        f"the gradient of {shown or 'a parameter on another rank'} is not finite; nothing was updated. Skip the step, "
-        'or pass nonfinite="apply" for what torch does'
-    )
-    return lib.MLPO_ERR_NOT_FINITE, text, 0, names
+def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...], tuple[str, ...]]:
+    """The arguments of NonFiniteGradientError for a step, with the names of parameters, and of subgroups updated early.
+
+    Waits for early updates: the slots of those that were applied hold parameters.
+    """
+    updated = [part for part in parts if part.is_applied()]
+    rest = [part for part in parts if part not in updated]
+    names = tuple(member.name for part in rest for member in part.members if not bool(member.grad.isfinite().all()))
+    keys = tuple(part.pack.subgroup.key for part in updated)
+    text = f"the gradient of {some_of(names) or 'a parameter on another rank'} is not finite; "
+    if keys:
+        text += (
+            f"{len(keys)} of {len(parts)} subgroups were already updated in the backward pass and stay so: "
+            f"{some_of(keys)}; the others were not. Go on from that, or load_state_dict() what was saved"
+        )
+    else:
+        text += 'nothing was updated. Skip the step, or pass nonfinite="apply" for what torch does'
+    return lib.MLPO_ERR_NOT_FINITE, text, 0, names, keys
+
+
+def some_of(names: Sequence[str], most: int = 8) -> str:
+    """Names for a sentence."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
