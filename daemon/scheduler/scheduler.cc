@@ -15,7 +15,10 @@ uint32_t Scheduler::BlockCount(uint64_t numel, uint64_t block_elements) {
 }
 
 Scheduler::Scheduler(Options options, SchedulerActions* actions)
-    : options_(std::move(options)), actions_(actions), shares_(PathShares(options_.paths)) {
+    : options_(std::move(options)),
+      actions_(actions),
+      shares_(PathShares(options_.paths)),
+      fair_share_(options_.paths.size() + 1) {
   MLPO_CHECK(options_.buffers > 0 && !options_.paths.empty());
   for (const PathParameters& parameters : options_.paths) {
     PathState path;
@@ -117,11 +120,11 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
   if (session == nullptr || session->ending) return;
   session->ending = true;
   ops_ -= session->unanswered;
-  EndUseOfObjects(*session);
   for (auto& [handle, subgroup] : session->subgroups) {
     EndOwner(*subgroup);
     if (!subgroup->queue.empty() && subgroup->queue.front()->begun) --state_ops_;
   }
+  EndUseOfObjects(*session);
   MaybeGone(*session);
   Pump();
 }
@@ -145,8 +148,11 @@ void Scheduler::MaybeGone(BlockOwner& owner) {
     store.objects.erase(owner.object());
     if (store.objects.empty()) {  // the job's next object gets a new store
       store.ending = true;
-      auto job = jobs_.find({store.uid, store.job_name});
-      if (job != jobs_.end() && job->second.store == &store) job->second.store = nullptr;
+      if (store.job != nullptr) {
+        fair_share_.Forget(store);
+        store.job->store = nullptr;
+        store.job = nullptr;
+      }
     }
   }
   MaybeGone(session);

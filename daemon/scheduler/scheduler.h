@@ -11,8 +11,9 @@
 //   flushed are below the low-water mark and somebody needs one, or the cache would empty itself; newest first, so that
 //   the first blocks of a step stay for the beginning of the next.
 // - A flush goes to the path furthest below its share of the session's blocks.
-// - A free buffer goes to the path whose remaining reads take longest; in it, to the session that has had least. Blocks
-//   that need no read are one more such queue: the session that has had less is served.
+// - A free buffer goes to the path whose remaining reads take longest; in it, to the session that FairShare says.
+// Blocks
+//   that need no read are one more such queue: the session that is next in either is served.
 // - In flight per path at most queue_blocks a direction and max(1, buffers/(paths+1)) together: a slow path cannot take
 //   the pool.
 // - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
@@ -33,6 +34,7 @@
 
 #include "daemon/base/counters.h"
 #include "daemon/scheduler/block.h"
+#include "daemon/scheduler/fair_share.h"
 #include "daemon/scheduler/free_buffers.h"
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/placement.h"
@@ -181,7 +183,7 @@ class Scheduler {
   void ForgetAhead(Object& object);
   void EndUseOfObjects(Session& session);
   void DropOps(Object& object, Session& session);
-  ObjectStore& StoreOf(JobObjects& job);
+  ObjectStore& StoreOf(Job& job);
   Object* FindObject(const Session& session, const std::string& name) const;
   void MaybeUnused(Object& object);
   void ReadAhead(Object& object, uint32_t from);
@@ -197,6 +199,7 @@ class Scheduler {
   void LeaveLists(Block& block);
   void DropBuffer(Block& block);
   void ReleaseExtent(Block& block);
+  bool HasBuffer() const;
   bool TakeBuffer(int node, BufferIndex* buffer);
   int NodeOf(PathIndex path) const { return path < options_.path_nodes.size() ? options_.path_nodes[path] : -1; }
   void SetLowWater();
@@ -214,8 +217,8 @@ class Scheduler {
   bool FetchOne();
   bool FetchAheadOne();
   void CollectAhead();
-  Session* ChooseSession(size_t queue) const;
-  PathIndex ChooseReadPath(const std::vector<double>& waiting_s) const;
+  template <class Seconds>
+  PathIndex ChooseReadPath(Seconds waiting_s) const;
   void Move(Block& block, Direction direction, Extent extent);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);
@@ -236,8 +239,9 @@ class Scheduler {
   std::vector<double> shares_;
   std::vector<PathState> paths_;
   uint32_t low_water_;
-  std::map<SessionId, std::unique_ptr<Session>> sessions_;       // and stores
-  std::map<std::pair<uint32_t, std::string>, JobObjects> jobs_;  // by uid and name
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;  // and stores
+  std::map<std::pair<uint32_t, std::string>, Job> jobs_;    // by uid and name
+  FairShare fair_share_;
   SessionId next_store_ = kStoreBit | 1;
   uint64_t small_objects_bytes_ = 0;  // in use
   std::map<uint64_t, InFlight> transfers_;

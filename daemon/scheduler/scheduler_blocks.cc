@@ -45,16 +45,8 @@ void Scheduler::MakePending(Block& block) {
   Session& session = *block.owner->session;
   const bool read = NeedsOldContent(block);
   const size_t queue = read ? block.extent.path : paths_.size();
-  const bool had_none = std::all_of(session.pending.begin(), session.pending.end(), [](auto& s) { return s.empty(); });
-  if (had_none) {  // does not make up for the time in which it wanted nothing
-    double least = -1;
-    for (const auto& [id, other] : sessions_) {
-      const bool waits = std::any_of(other->pending.begin(), other->pending.end(), [](auto& s) { return !s.empty(); });
-      if (waits && (least < 0 || other->granted_bytes < least)) least = other->granted_bytes;
-    }
-    session.granted_bytes = std::max(session.granted_bytes, least);
-  }
   session.pending[queue].insert(block);
+  fair_share_.Wait(session, queue, ContentBytes(block));
   ++pending_;
   if (read) paths_[queue].pending_bytes += ContentBytes(block);
 }
@@ -65,6 +57,7 @@ void Scheduler::RemovePending(Block& block) {
   const size_t queue = read ? block.extent.path : paths_.size();
   session.pending[queue].erase(session.pending[queue].iterator_to(block));
   --pending_;
+  fair_share_.Leave(session, ContentBytes(block));
   if (read) paths_[queue].pending_bytes -= ContentBytes(block);
 }
 
@@ -176,13 +169,17 @@ uint64_t Scheduler::ExtentBytes(const Block& block) const {
   return block.owner->object() == nullptr ? BufferBytes(options_.block_elements) : ContentBytes(block);
 }
 
-// On `node` if one is free there; from the free ones, else from a clean block. What was fetched ahead goes only if no
-// other buffer is coming.
+// Whether TakeBuffer will have one. What was fetched ahead goes only if no other buffer is coming.
+bool Scheduler::HasBuffer() const {
+  const bool coming = flushing_ > 0 || working_ > 0;
+  return !free_.empty() || !clean_.empty() || (!coming && !clean_ahead_.empty());
+}
+
+// On `node` if one is free there; from the free ones, else from a clean block.
 bool Scheduler::TakeBuffer(int node, BufferIndex* buffer) {
   if (free_.empty() && !clean_.empty()) DropBuffer(clean_.front());
-  const bool coming = flushing_ > 0 || working_ > 0;
-  if (free_.empty() && !coming && !clean_ahead_.empty()) DropBuffer(clean_ahead_.back());
-  if (free_.empty()) return false;
+  if (!HasBuffer()) return false;
+  if (free_.empty()) DropBuffer(clean_ahead_.back());
   *buffer = free_.Take(node);
   return true;
 }

@@ -297,11 +297,12 @@ Failure Scheduler::Commit(Object& object) {
 
 // ---- Lives ----
 
-ObjectStore& Scheduler::StoreOf(JobObjects& job) {
+ObjectStore& Scheduler::StoreOf(Job& job) {
   if (job.store != nullptr) return *job.store;
   auto store = std::make_unique<ObjectStore>();
   store->uid = job.uid;
   store->job_name = job.name;
+  store->job = &job;
   job.store = store.get();
   Keep(next_store_++, std::move(store));
   return *job.store;
@@ -329,7 +330,7 @@ void Scheduler::MaybeUnused(Object& object) {
 
 // The session has ended: its handles and operations go, and with the job's last session the names.
 void Scheduler::EndUseOfObjects(Session& session) {
-  JobObjects& job = *session.job;
+  Job& job = *session.job;
   std::vector<Object*> objects;
   if (job.store != nullptr) {
     for (const auto& [pointer, object] : job.store->objects) objects.push_back(object.get());
@@ -343,8 +344,12 @@ void Scheduler::EndUseOfObjects(Session& session) {
     ForgetAhead(*object);
     DropOps(*object, session);
   }
+  fair_share_.Forget(session);
   session.job = nullptr;
-  if (last) jobs_.erase({job.uid, job.name});
+  if (!last) return;
+  if (job.store != nullptr) job.store->job = nullptr;  // nothing of it waits
+  fair_share_.Forget(job);
+  jobs_.erase({job.uid, job.name});
 }
 
 // What of the session's operations workers have goes on to its end; the object may be gone afterwards.

@@ -151,37 +151,29 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
 // ---- Fetching ----
 
 // Among paths that may take a read, the one whose waiting reads take longest; kNone if none waits.
-PathIndex Scheduler::ChooseReadPath(const std::vector<double>& waiting_s) const {
+template <class Seconds>
+PathIndex Scheduler::ChooseReadPath(Seconds waiting_s) const {
   PathIndex best = kNone;
+  double longest_s = 0;
   for (size_t i = 0; i < paths_.size(); ++i) {
-    if (waiting_s[i] <= 0 || !MayQueue(paths_[i], Direction::kRead)) continue;
-    if (best == kNone || waiting_s[i] > waiting_s[best]) best = static_cast<PathIndex>(i);
-  }
-  return best;
-}
-
-Session* Scheduler::ChooseSession(size_t queue) const {
-  Session* best = nullptr;
-  for (const auto& [id, session] : sessions_) {
-    if (session->pending[queue].empty()) continue;
-    if (best == nullptr || session->granted_bytes < best->granted_bytes) best = session.get();
+    const double seconds = waiting_s(i);
+    if (seconds <= longest_s || !MayQueue(paths_[i], Direction::kRead)) continue;
+    longest_s = seconds;
+    best = static_cast<PathIndex>(i);
   }
   return best;
 }
 
 bool Scheduler::FetchOne() {
-  if (pending_ == 0) return false;
+  if (pending_ == 0 || !HasBuffer()) return false;
   size_t queue = paths_.size();
-  Session* session = ChooseSession(queue);  // blocks that are not read wait for nothing but a buffer
-  std::vector<double> waiting_s;
-  for (const PathState& path : paths_) {
-    waiting_s.push_back(static_cast<double>(path.pending_bytes) * path.read_cost);
-  }
-  const PathIndex path = ChooseReadPath(waiting_s);
+  Session* session = fair_share_.Next(queue);  // blocks that are not read wait for nothing but a buffer
+  const PathIndex path =
+      ChooseReadPath([this](size_t i) { return static_cast<double>(paths_[i].pending_bytes) * paths_[i].read_cost; });
   if (path != kNone) {
     // Neither kind starves the other: who writes a large object always has a block that is not read.
-    Session* reader = ChooseSession(path);
-    if (session == nullptr || reader->granted_bytes < session->granted_bytes) {
+    Session* reader = fair_share_.Next(path);
+    if (session == nullptr || FairShare::Before(*reader, *session)) {
       session = reader;
       queue = path;
     }
@@ -190,8 +182,8 @@ bool Scheduler::FetchOne() {
   BufferIndex buffer;
   if (!TakeBuffer(queue < paths_.size() ? NodeOf(path) : session->numa_node, &buffer)) return false;
   Block& block = *session->pending[queue].begin();
+  fair_share_.Grant(*session, ContentBytes(block));
   RemovePending(block);
-  session->granted_bytes += static_cast<double>(ContentBytes(block));
   ++block.want->active;
   if (queue < paths_.size()) {
     StartRead(block, buffer);
@@ -302,11 +294,8 @@ bool Scheduler::FetchAheadOne() {
     ahead_ = Ahead::kRest;
     return false;
   }
-  std::vector<double> waiting_s;
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    waiting_s.push_back(static_cast<double>(ahead_blocks_[i].size()) * paths_[i].read_cost);
-  }
-  const PathIndex path = ChooseReadPath(waiting_s);
+  const PathIndex path =
+      ChooseReadPath([this](size_t i) { return static_cast<double>(ahead_blocks_[i].size()) * paths_[i].read_cost; });
   if (path == kNone) return false;
   Block& block = *ahead_blocks_[path].back();
   ahead_blocks_[path].pop_back();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/scheduler/block.h"
+#include "daemon/scheduler/fair_share.h"
 #include "daemon/scheduler/placement.h"
 
 namespace mlpo {
@@ -32,13 +33,13 @@ struct ObjectHandle {
   bool writes = false;
 };
 
-struct JobObjects;
+struct Job;
 struct ObjectStore;
 
 struct Session {
   virtual ~Session() = default;
   SessionId id = 0;
-  JobObjects* job = nullptr;  // nullptr: a store
+  Job* job = nullptr;  // nullptr: it is ending
   uint64_t features = 0;
   int numa_node = -1;         // where its arena is wanted; -1: not known
   std::vector<FileId> files;  // per path
@@ -46,7 +47,7 @@ struct Session {
   std::map<uint32_t, ObjectHandle> handles;
   std::vector<ExtentMap> extents;   // per path
   std::vector<PendingSet> pending;  // per path to read from; the last one: blocks that are not read
-  double granted_bytes = 0;         // buffers given so far; the session that has had least is next
+  Share share;                      // of what its job is given
   uint64_t parameters = 0;
   uint64_t in_flight = 0;   // transfers of its blocks, and work that workers do on them or for it
   uint64_t unanswered = 0;  // requests
@@ -55,10 +56,14 @@ struct Session {
 };
 
 // What the sessions of one job share.
-struct JobObjects {
+struct Job {
   uint32_t uid = 0;
   std::string name;
   uint32_t sessions = 0;
+  Share share;
+  std::vector<LeastUsed<Session>> sessions_waiting;  // by queue, as Session::pending
+  uint32_t waiting_sessions = 0;
+  double session_now = 0;        // `used` of the session that was served last, before
   ObjectStore* store = nullptr;  // the one in use; nullptr without objects
 };
 
