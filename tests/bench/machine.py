@@ -1,0 +1,287 @@
+"""Runs one configuration on this machine: testbed, daemon and peer. Everything is gone again at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any, Callable
+
+from experiments import Configuration
+
+HERE = pathlib.Path(__file__).resolve().parent
+TESTBED = HERE / "testbed"
+PEER = HERE / "deepspeed_zero3_nvme.py"
+SECTOR = 512
+SAMPLE_SECONDS = 0.1
+RUN_SECONDS = 1800  # at most; the peer compiles its operators in its first run
+END_SECONDS = 30
+
+
+class RunError(Exception):
+    """One run gave no result; what to do is in the text."""
+
+
+class MissingError(RunError):
+    """This machine or this build lacks what the run needs."""
+
+
+class Process:
+    """A command in a session of its own, so that all of it can be ended, line by line."""
+
+    def __init__(self, command: list[str], environment: dict[str, str] | None = None) -> None:
+        self.command = command
+        self._errors = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors,
+                                         env=environment, text=True, start_new_session=True)  # fmt: skip
+
+    def lines(self, each: Callable[[str], None]) -> str:
+        """Each goes to `each` as it comes; the last one is returned."""
+        overdue = threading.Timer(RUN_SECONDS, self._signal, [signal.SIGTERM])
+        overdue.start()
+        last = ""
+        try:
+            assert self._process.stdout
+            for line in self._process.stdout:
+                last = line.rstrip("\n")
+                each(last)
+            self._process.wait(END_SECONDS)
+        except BaseException:
+            self._signal(signal.SIGTERM)
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._signal(signal.SIGKILL)
+                self._process.wait()
+            raise
+        finally:
+            overdue.cancel()
+        if self._process.returncode != 0:
+            self._errors.seek(0)
+            said = self._errors.read().strip()
+            kind = MissingError if "unknown key" in said else RunError
+            ended = f"ended with {self._process.returncode}"
+            raise kind("\n    ".join([shlex.join(self.command), ended, *said.splitlines()[-4:], last]))
+        return last
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+class Device:
+    """The block device below a folder, by the kernel's own counters."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        device = os.stat(folder).st_dev
+        self._stat = pathlib.Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+
+    def moved(self) -> tuple[int, int]:
+        """Bytes read and written since it came up; (0, 0) where the folder is on no block device."""
+        try:
+            fields = self._stat.read_text().split()
+        except FileNotFoundError:
+            return 0, 0
+        return int(fields[2]) * SECTOR, int(fields[6]) * SECTOR
+
+
+class Sampler:
+    """Bytes a second of each path, while it is entered."""
+
+    def __init__(self, folders: dict[str, pathlib.Path]) -> None:
+        self._devices = {name: Device(folder) for name, folder in folders.items()}
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self.samples: dict[str, list[list[float]]] = {name: [] for name in folders}
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        start = before_at = time.monotonic()
+        before = {name: device.moved() for name, device in self._devices.items()}
+        while not self._end.wait(SAMPLE_SECONDS):
+            at = time.monotonic()
+            for name, device in self._devices.items():
+                now = device.moved()
+                read, written = (round((new - old) / (at - before_at)) for new, old in zip(now, before[name]))
+                self.samples[name].append([round(at - start, 2), read, written])
+                before[name] = now
+            before_at = at
+
+
+class Machine:
+    """`folder` is where the testbed and the bare folder are made, `bin_` has the programs, `python` has DeepSpeed."""
+
+    def __init__(self, folder: pathlib.Path, bin_: pathlib.Path, python: str, gib: int) -> None:
+        self.folder, self.bin, self.python, self.gib = folder, bin_, python, gib
+        self._testbed = folder / "testbed"
+        self._plain = folder / "plain"
+        self._up: tuple[str, int, int] | None = None  # profile, scale, number of paths
+        self._limits: dict[str, tuple[float, float, float]] = {}
+
+    # ---- What there is
+
+    def missing(self) -> list[str]:
+        """What no run can do without."""
+        missing = [str(self.bin / name) for name in ("mlpo-daemon", "mlpo-bench", "mlpo-ctl")
+                   if not os.access(self.bin / name, os.X_OK)]  # fmt: skip
+        check = subprocess.run([TESTBED, "check"], stderr=subprocess.PIPE, text=True)
+        if check.returncode != 0:
+            missing.append(check.stderr.strip())
+        return missing
+
+    def missing_peer(self) -> str:
+        """Why the peer cannot be run; "": it can."""
+        code = "import importlib.util as u, sys; sys.exit(not (u.find_spec('deepspeed') and u.find_spec('torch')))"
+        try:
+            there = subprocess.run([self.python, "-c", code]).returncode == 0
+        except OSError as error:
+            return f"{self.python}: {error.strerror}"
+        return "" if there else f"{self.python} has no deepspeed and torch; see the top of {PEER.name}, and --python"
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.folder).free
+
+    # ---- Testbed
+
+    def prepare(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.close()  # what a run before, that was killed, left here
+
+    def close(self) -> None:
+        self._up = None
+        subprocess.run([TESTBED, "down", "--dir", self._testbed], stderr=subprocess.DEVNULL, check=True)
+        shutil.rmtree(self._plain, ignore_errors=True)
+
+    def _set_up(self, profile: str, scale: int, paths: int) -> None:
+        """Limits are in force afterwards, and known."""
+        if self._up == (profile, scale, paths):
+            return
+        options = ["--dir", str(self._testbed), "--profile", profile, "--scale", str(scale)]
+        command = "profile"
+        if not self._up or self._up[2] != paths:
+            self.close()
+            command = "up"
+            options += ["--paths", str(paths), "--size", str(self.gib if paths == 2 else max(1, self.gib // 2))]
+        done = subprocess.run([TESTBED, command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if done.returncode == 77:
+            raise MissingError(done.stderr.strip())
+        if done.returncode != 0:
+            raise RunError(done.stderr.strip())
+        self._up = (profile, scale, paths)
+        self._limits = {}
+        for line in done.stdout.splitlines():
+            directory, *numbers = line.rsplit(" ", 3)
+            read, write, duplex = (float(number) for number in numbers)
+            self._limits[os.path.basename(directory)] = (read, write, duplex)
+
+    def _folders(self, configuration: Configuration, names: list[str]) -> dict[str, pathlib.Path]:
+        if configuration["profile"] == "unlimited":
+            self._plain.mkdir(exist_ok=True)
+            return {name: self._plain for name in names}
+        self._set_up(configuration["profile"], configuration["scale"], max(2, len(names)))
+        return {name: self._testbed / name for name in names}
+
+    def _limited(self, configuration: Configuration, command: list[str]) -> list[str]:
+        if configuration["profile"] == "unlimited":
+            return command
+        return [str(TESTBED), "run", "--dir", str(self._testbed), *command]
+
+    # ---- Runs
+
+    def run(self, configuration: Configuration) -> dict[str, Any]:
+        os.sync()  # nothing of the run before is written in this one
+        kinds = {"train": self._train, "peer": self._peer, "adam": self._adam, "scheduler": self._scheduler}
+        return kinds[configuration["kind"]](configuration)
+
+    def _train(self, configuration: Configuration) -> dict[str, Any]:
+        folders = self._folders(configuration, configuration["paths"])
+        block_bytes = 12 * configuration["block"]
+        command = [str(self.bin / "mlpo-bench"), "train", "--json"]
+        for name in ("parameters", "block", "ranks", "steps"):
+            command += [f"--{'params' if name == 'parameters' else name}", str(configuration[name])]
+        command += ["--pool", str(configuration["pool_blocks"] * block_bytes)]
+        for name, folder in folders.items():
+            command += ["--path", str(folder)]
+            if configuration["profile"] != "unlimited":
+                read, write, duplex = self._limits[name]
+                command += ["--limit", f"{folder}={read:.0f}/{write:.0f}/{duplex}"]
+        for key, value in configuration["set"].items():
+            command += ["--set", f"{key}={str(value).lower() if isinstance(value, bool) else value}"]
+        for step, (name, factor) in configuration.get("limits_at", {}).items():
+            read, write, _ = self._limits[name]
+            change = [str(TESTBED), "set", "--dir", str(self._testbed), name, f"{read * factor:.0f}", f"{write * factor:.0f}"]
+            command += ["--at-step", f"{step}={shlex.join(change)}"]
+        command += configuration.get("extra", [])
+        with Sampler(folders if configuration.get("sample") else {}) as sampler:
+            result = json.loads(Process(self._limited(configuration, command)).lines(lambda _: None))
+        if result["check"] != "ok":
+            raise RunError(f"wrong bytes: {result['check']}")
+        return self._with(result, configuration, folders, sampler)
+
+    def _peer(self, configuration: Configuration) -> dict[str, Any]:
+        in_memory = configuration["device"] == "cpu"
+        name = "plain" if configuration["profile"] == "unlimited" else "nvme"
+        folders = self._folders(configuration, [name])
+        device = Device(folders[name])
+        command = [self.python, str(PEER), "--dir", str(folders[name] / "peer"), "--device", configuration["device"],
+                   "--hidden", str(configuration["hidden"]), "--sub-group-size", str(configuration["sub_group"]),
+                   "--iterations", str(configuration["iterations"])]  # fmt: skip
+        moved: list[tuple[int, int]] = []
+        iterations: list[dict[str, Any]] = []
+
+        def each(line: str) -> None:
+            if line.startswith('{"iteration"'):
+                iterations.append(json.loads(line))
+                moved.append(device.moved())
+
+        # It finds the compiler's helper beside its interpreter.
+        environment = {**os.environ, "PATH": f"{pathlib.Path(self.python).parent}:{os.environ['PATH']}"}
+        with Sampler(folders if configuration.get("sample") else {}) as sampler:
+            process = Process(self._limited(configuration, command), environment)
+            result = json.loads(process.lines(each))
+        result["iterations"] = iterations
+        if not in_memory:
+            for i, what in enumerate(("read", "written")):
+                result[f"device_{what}_bytes"] = statistics.median(b[i] - a[i] for a, b in zip(moved, moved[1:]))
+        return self._with(result, configuration, folders, sampler)
+
+    def _with(self, result: dict[str, Any], configuration: Configuration, folders: dict[str, pathlib.Path],
+              sampler: Sampler) -> dict[str, Any]:  # fmt: skip
+        if configuration["profile"] != "unlimited":
+            result["limits"] = {name: self._limits[name] for name in folders}
+        if configuration.get("sample"):
+            result["samples"] = sampler.samples
+        return result
+
+    def _adam(self, _: Configuration) -> dict[str, Any]:
+        script = HERE / "adam_peer.py"
+        if not script.exists():
+            raise MissingError(f"{script} is not there")
+        command = [self.python, str(script), "--bench", str(self.bin / "mlpo-bench"), "--json"]
+        return json.loads(Process(command).lines(lambda _: None))
+
+    def _scheduler(self, _: Configuration) -> dict[str, Any]:
+        raise MissingError("no program measures it yet")
+
+
+def default_python() -> str:
+    own = HERE.parents[1] / "build" / "venv" / "bin" / "python"
+    return str(own) if own.exists() else sys.executable

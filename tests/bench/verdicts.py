@@ -1,0 +1,209 @@
+"""What must hold, and whether the results say so. Ratios are formed run by run, or pair by pair, and their median judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import Any, Iterator
+
+from experiments import BLOCKS, Plan
+from results import Results
+
+Result = dict[str, Any]
+
+PAIR_BOUNDS = {"nvme alone, 200 MiB": 1.35, "both paths, 200 MiB": 2.25, "both paths, a quarter": 2.8}
+LEAST_PEER_SHARE = 0.9  # of its own byte limit; below that the peer was disturbed, and the pair shows nothing
+PEER_WRITTEN = 16  # bytes a parameter: gradient, master parameter and both moments, FP32
+PEER_STEP_MOVES, OURS_MOVES = 28, 24  # bytes a parameter: the peer's reads the gradient, too
+LIMIT_BOUNDS = {1: 0.97, 2: 0.97, 4: 0.95, 8: 0.95}
+WITHIN = 1 / 1.05  # makespans of unequal ranks
+
+
+@dataclasses.dataclass
+class Line:
+    """One thing that must hold; without a bound, one that is reported."""
+
+    group: str
+    what: str
+    values: list[float]
+    least: float | None = None
+    most: float | None = None
+    needed: int = 1  # values, for a verdict
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def kept(self) -> bool:
+        return (self.least is None or self.median >= self.least) and (self.most is None or self.median <= self.most)
+
+    @property
+    def verdict(self) -> str:
+        if not self.values:
+            return "-"
+        if self.least is None and self.most is None:
+            return "shown"
+        if len(self.values) < self.needed:
+            return f"{len(self.values)} of {self.needed}"
+        return "holds" if self.kept else "BROKEN"
+
+    @property
+    def broken(self) -> bool:
+        return self.verdict == "BROKEN"
+
+    @property
+    def bound(self) -> str:
+        return f">= {self.least:.4g}" if self.least is not None else f"<= {self.most:.4g}" if self.most is not None else ""
+
+    @property
+    def figures(self) -> tuple[str, str]:
+        """Median, and range."""
+        if not self.values:
+            return "", ""
+        return f"{self.median:.3f}", f"{min(self.values):.3f} - {max(self.values):.3f}" if len(self.values) > 1 else ""
+
+    def text(self) -> str:
+        median, range_ = self.figures
+        note = f"  {self.note}" if self.note else ""
+        return f"{self.verdict:8} {self.group}: {self.what}  {median} {self.bound} [{range_}] n={len(self.values)}{note}"
+
+
+def in_short(result: Result) -> str:
+    if "period_s" in result:
+        share = result["limit_share"]
+        void = f", VOID: {result['void']}" if result["void"] else ""
+        return f"step {result['period_s']:.2f} s" + (f", limit_share {share:.3f}" if share is not None else "") + void
+    if "backward_s" in result:
+        return f"backward {result['backward_s']:.2f} s, step {result['step_s']:.2f} s"
+    return ", ".join(f"{key} {value}" for key, value in result.items() if isinstance(value, (int, float)))
+
+
+@dataclasses.dataclass
+class Pair:
+    """The peer's iteration beside a step of ours; void with a reason."""
+
+    round: int
+    peer_s: float  # what it takes beyond the arithmetic of its backward pass
+    peer_limit_s: float  # what its bytes need
+    ours_s: float
+    void: str
+
+    @property
+    def ratio(self) -> float:
+        return max(self.peer_s, self.peer_limit_s) / self.ours_s
+
+
+def pairs(plan: Plan, results: Results, name: str) -> list[Pair]:
+    cpu = results.of(plan.experiments["peer-in-memory"].runs["cpu"]).get(1)
+    runs = plan.experiments["pairs"].runs
+    peers, ours = results.of(runs["peer"]), results.of(runs[name])
+    found = []
+    for round_ in sorted(peers.keys() & ours.keys()):
+        peer, own = peers[round_], ours[round_]
+        arithmetic_s = cpu["backward_s"] if cpu else 0.0
+        peer_s = peer["backward_s"] + peer["step_s"] - arithmetic_s
+        limit_s = PEER_WRITTEN * peer["parameters"] / peer["limits"]["nvme"][1]
+        reasons = [own["void"]] if own["void"] else []
+        if not cpu:
+            reasons.append("the peer's arithmetic is not known")
+        if limit_s / peer_s < LEAST_PEER_SHARE:
+            reasons.append(f"the peer was at {limit_s / peer_s:.2f} of its own limit")
+        found.append(Pair(round_, peer_s, limit_s, own["period_s"], "; ".join(reasons)))
+    return found
+
+
+def _pair_lines(plan: Plan, results: Results) -> Iterator[Line]:
+    for name, bound in PAIR_BOUNDS.items():
+        all_pairs = pairs(plan, results, name)
+        valid = [pair for pair in all_pairs if not pair.void]
+        note = "; ".join(f"pair {pair.round} is void: {pair.void}" for pair in all_pairs if pair.void)
+        yield Line("DeepSpeed / mlpo", name, [pair.ratio for pair in valid], bound, needed=7, note=note)
+
+
+def _shares(results: Results, configuration: dict[str, Any]) -> tuple[list[float], str]:
+    """Of all runs that are not void, and why others are."""
+    found = results.of(configuration)
+    voids = [f"run {round_} is void: {result['void']}" for round_, result in found.items() if result["void"]]
+    return [result["limit_share"] for result in found.values() if not result["void"]], "; ".join(voids)
+
+
+def _share_line(results: Results, group: str, what: str, configuration: dict[str, Any], least: float | None,
+                needed: int = 3) -> Line:  # fmt: skip
+    values, note = _shares(results, configuration)
+    return Line(group, what, values, least, needed=needed, note=note)
+
+
+def _limit_lines(plan: Plan, results: Results) -> Iterator[Line]:
+    for name in ("limits", "jitter"):
+        for what, configuration in plan.experiments[name].runs.items():
+            bound = LIMIT_BOUNDS[configuration["ranks"]] if name == "limits" else None
+            yield _share_line(results, "share of the limit", f"{what} ranks", configuration, bound)
+    for what, configuration in plan.experiments["policies"].runs.items():
+        yield _share_line(results, "share of the limit, policy", what, configuration, None)
+    for what, configuration in plan.experiments["three"].runs.items():
+        yield _share_line(results, "share of the limit, three paths", f"{what} ranks", configuration, 0.97)
+
+
+def worth(limits: dict[str, list[float]], factors: dict[str, float] | None = None) -> float:
+    """Bytes a second that paths read and write at the same time, each, with the limits of some multiplied."""
+    total = 0.0
+    for name, (read, write, duplex) in limits.items():
+        factor = (factors or {}).get(name, 1.0)
+        total += factor / max(1 / read, 1 / write, duplex * (1 / read + 1 / write))
+    return total
+
+
+def _halved_lines(plan: Plan, results: Results) -> Iterator[Line]:
+    configuration = plan.experiments["halved"].runs["nvme"]
+    (halved_at, (path, factor)), (restored_at, _) = configuration["limits_at"].items()
+    halved, restored = int(halved_at), int(restored_at)
+    found = results.of(configuration).values()
+    # From the third step on under the new limits.
+    spans = {"halved": (halved + 2, restored - 1, factor), "restored": (restored + 2, configuration["steps"], 1.0)}
+    for what, (first, last, of_limit) in spans.items():
+        values = []
+        for result in found:
+            ideal_s = result["transfer_s"] * worth(result["limits"]) / worth(result["limits"], {path: of_limit})
+            values.append(ideal_s * (last - first + 1) / sum(result["step_s"][first - 1 : last]))
+        yield Line("share of the limit", f"{path} {what}, steps {first} to {last}", values, 0.95, needed=3)
+
+
+def _rank_lines(plan: Plan, results: Results) -> Iterator[Line]:
+    for what, configuration in plan.experiments["ranks"].runs.items():
+        yield _share_line(results, "share of the limit, ranks", what, configuration, WITHIN)
+
+
+def _unlimited_lines(plan: Plan, results: Results) -> Iterator[Line]:
+    runs = plan.experiments["unlimited"].runs
+    yield _share_line(results, "unlimited disk", "mlpo / fio's mix", runs["mlpo"], 0.9)
+    ours, peers = results.of(runs["mlpo"]), results.of(runs["peer"])
+    moved = OURS_MOVES * (1 - runs["mlpo"]["pool_blocks"] / BLOCKS)
+    gains = [peers[i]["step_s"] / ours[i]["period_s"] * moved / PEER_STEP_MOVES for i in ours.keys() & peers.keys()]
+    note = f"bytes: {PEER_STEP_MOVES / moved:.2f}"
+    yield Line("unlimited disk", "(DeepSpeed's step / mlpo's) / ratio of the bytes", gains, 1.0, needed=3, note=note)
+
+
+def _other_lines(plan: Plan, results: Results) -> Iterator[Line]:
+    adam = results.of({"kind": "adam"}).get(1)
+    yield Line("Adam", "mlpo / DeepSpeedCPUAdam, BF16 both ways", adam["ratios"] if adam else [], 1.25)
+    yield Line("Adam", "mlpo / plain loop", [adam["loop_ratio"]] if adam else [], 0.95)
+    costs: dict[str, list[float]] = {}
+    for what, configuration in plan.experiments["scaling"].runs.items():
+        for result in results.of(configuration).values():
+            if not result["void"]:
+                costs.setdefault(what, []).append(1 / result["parameters_per_s"])
+    medians = [statistics.median(values) for values in costs.values()]
+    spread = [max(medians) / min(medians)] if len(medians) == len(plan.experiments["scaling"].runs) else []
+    note = ", ".join(f"{what}: {statistics.median(values) * 1e9:.2f} ns" for what, values in costs.items())
+    yield Line("cost a parameter", "dearest size / cheapest", spread, most=1.1, note=note)
+    scheduler = results.of({"kind": "scheduler"}).get(1)
+    yield Line("scheduler", "microseconds a block, 10^6 blocks", [scheduler["us_per_block"]] if scheduler else [], most=5)
+
+
+def all_of(plan: Plan, results: Results) -> list[Line]:
+    lines = []
+    for part in (_pair_lines, _limit_lines, _halved_lines, _rank_lines, _unlimited_lines, _other_lines):
+        lines += part(plan, results)
+    return lines
