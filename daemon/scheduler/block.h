@@ -55,12 +55,13 @@ struct Block {
   bool ahead = false;   // fetched before anybody asked, and not used since
   uint64_t first = 0;   // element of the subgroup, or byte of the object
   uint64_t count = 0;
-  uint32_t epoch = 0;  // of its last update
+  uint32_t epoch = 0;   // of its last update
+  int64_t used_ns = 0;  // when work on it last ended
   BufferIndex buffer = kNone;
   Extent extent;
   Op* want = nullptr;  // the running operation that still needs this block
 
-  boost::intrusive::list_member_hook<> list_hook;    // kDirty or kClean and not wanted
+  boost::intrusive::list_member_hook<> list_hook;    // in one of the lists of blocks that are not wanted
   boost::intrusive::set_member_hook<> pending_hook;  // kAway and wanted
 };
 
@@ -112,6 +113,9 @@ struct BlockOwner {
   bool ending = false;     // its buffers and extents go as soon as nothing uses them
 };
 
+using BlockList = boost::intrusive::list<
+    Block, boost::intrusive::member_hook<Block, boost::intrusive::list_member_hook<>, &Block::list_hook>>;
+
 inline Subgroup* Op::subgroup() const { return owner->subgroup(); }
 inline Object* Op::object() const { return owner->object(); }
 
@@ -129,7 +133,6 @@ struct Subgroup : BlockOwner {
   mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
   uint16_t torn_flags = 0;
   Coverage torn_written;                   // what WRITE_STATE has written since
-  uint64_t last_update_sequence = 0;       // for the order of prefetch
   std::vector<std::unique_ptr<Op>> grads;  // that workers have
 };
 

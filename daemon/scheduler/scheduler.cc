@@ -30,13 +30,25 @@ Scheduler::Scheduler(Options options, SchedulerActions* actions)
     const double read = paths_[i].parameters.read_bytes_per_s;
     paths_[i].read_cost = read > 0 ? 1 / read : 1 / (shares_[i] * 1e9);
   }
+  for (PathState& path : paths_) {
+    path.read_depth = Depth(path.parameters.read_bytes_per_s);
+    path.write_depth = Depth(path.parameters.write_bytes_per_s);
+  }
   free_.Add(0, options_.buffers, options_.buffers_node);
   SetLowWater();
-  ahead_blocks_.resize(paths_.size());
+}
+
+// Blocks in flight that keep a path of that speed busy while it is told of the next: what it moves in a few ms.
+uint32_t Scheduler::Depth(double bytes_per_s) const {
+  constexpr double kAheadS = 0.005;
+  if (bytes_per_s <= 0) return options_.queue_blocks;
+  const double blocks = 2 + bytes_per_s * kAheadS / static_cast<double>(BufferBytes(options_.block_elements));
+  return static_cast<uint32_t>(std::min<double>(blocks, options_.queue_blocks));
 }
 
 void Scheduler::SetLowWater() {
-  const uint32_t both_ways = 2 * options_.queue_blocks * static_cast<uint32_t>(paths_.size());
+  uint32_t both_ways = 0;
+  for (const PathState& path : paths_) both_ways += path.read_depth + path.write_depth;
   low_water_ = std::clamp(both_ways, 1u, std::max(1u, free_.added() / 2));
 }
 
@@ -48,10 +60,11 @@ void Scheduler::AddBuffers(BufferIndex first, uint32_t count, int node, int64_t 
 }
 
 Scheduler::~Scheduler() {
-  dirty_.clear();
   clean_.clear();
   clean_ahead_.clear();
   for (auto& [id, session] : sessions_) {
+    session->dirty.clear();
+    for (BlockList& list : session->away) list.clear();
     for (PendingSet& set : session->pending) set.clear();
   }
 }
@@ -84,6 +97,7 @@ void Scheduler::Keep(SessionId id, std::unique_ptr<Session> session) {
   session->id = id;
   session->extents.resize(paths_.size());
   session->pending = std::vector<PendingSet>(paths_.size() + 1);
+  session->away = std::vector<BlockList>(paths_.size());
   sessions_[id] = std::move(session);
 }
 
@@ -120,10 +134,7 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
   if (session == nullptr || session->ending) return;
   session->ending = true;
   ops_ -= session->unanswered;
-  for (auto& [handle, subgroup] : session->subgroups) {
-    EndOwner(*subgroup);
-    if (!subgroup->queue.empty() && subgroup->queue.front()->begun) --state_ops_;
-  }
+  for (auto& [handle, subgroup] : session->subgroups) EndOwner(*subgroup);
   EndUseOfObjects(*session);
   MaybeGone(*session);
   Pump();
@@ -131,11 +142,9 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
 
 void Scheduler::EndOwner(BlockOwner& owner) {
   owner.ending = true;
-  for (std::vector<Block*>& blocks : ahead_blocks_) {
-    std::erase_if(blocks, [&](Block* block) { return block->owner == &owner; });
-  }
   for (Block& block : owner.blocks) {
     if (block.pending_hook.is_linked()) RemovePending(block);
+    LeaveLists(block);
     if (block.state == BlockState::kClean || block.state == BlockState::kDirty) DropBuffer(block);
   }
 }
@@ -194,7 +203,8 @@ void Scheduler::Fill(PoolSnapshot* pool) const {
   pool->buffers = free_.added();
   pool->free_blocks = free_.size();
   pool->cached_blocks = free_.added() - free_.size();
-  pool->dirty_blocks = dirty_.size() + flushing_;
+  pool->dirty_blocks = flushing_;
+  for (const auto& [id, session] : sessions_) pool->dirty_blocks += session->dirty.size();
 }
 
 const char* Scheduler::StateName(const PathState& path) const {

@@ -128,9 +128,12 @@ class Scheduler {
  private:
   struct PathState {
     PathParameters parameters;
-    double read_cost = 0;  // seconds a byte, for comparison between paths only
-    uint32_t reads = 0;    // transfers in flight
+    double read_cost = 0;     // seconds a byte, for comparison between paths only
+    uint32_t read_depth = 0;  // transfers that may be in flight
+    uint32_t write_depth = 0;
+    uint32_t reads = 0;  // that are
     uint32_t writes = 0;
+    uint32_t ahead = 0;           // subgroups' blocks that were read from it before anybody asked, and are
     uint64_t pending_bytes = 0;   // that operations wait to have read
     uint64_t extent_bytes = 0;    // of all sessions' extents in use
     int write_error = 0;          // of the last write, 0 after a success
@@ -196,6 +199,9 @@ class Scheduler {
   void MakePending(Block& block);
   void RemovePending(Block& block);
   void SettleInMemory(Block& block);
+  void SettleAway(Block& block);
+  void SetAhead(Block& block, bool ahead);
+  BlockList& ListOf(Block& block);
   void LeaveLists(Block& block);
   void DropBuffer(Block& block);
   void ReleaseExtent(Block& block);
@@ -216,7 +222,11 @@ class Scheduler {
   void PumpFlushes();
   bool FetchOne();
   bool FetchAheadOne();
-  void CollectAhead();
+  uint32_t RoomAhead(PathIndex path, const Block& block) const;
+  uint64_t WantedAhead(const Block* victim) const;
+  Block* NextAhead(PathIndex path) const;
+  Block* Victim() const;
+  int64_t NextUse(const Block& block) const;
   template <class Seconds>
   PathIndex ChooseReadPath(Seconds waiting_s) const;
   void Move(Block& block, Direction direction, Extent extent);
@@ -224,15 +234,13 @@ class Scheduler {
   bool StartFlush(Block& block);
   PathIndex ChooseFlushPath(const Session& session, uint64_t bytes) const;
   bool HasRoom(const PathState& path, uint64_t bytes) const;
+  uint32_t Depth(double bytes_per_s) const;
   bool MayQueue(const PathState& path, Direction direction) const;
   void ReadDone(const InFlight& in_flight, const TransferResult& result);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
   bool CanMove() const;
   void FailStuck();
   const char* StateName(const PathState& path) const;
-
-  using BlockList = boost::intrusive::list<
-      Block, boost::intrusive::member_hook<Block, boost::intrusive::list_member_hook<>, &Block::list_hook>>;
 
   const Options options_;
   SchedulerActions* const actions_;
@@ -252,19 +260,14 @@ class Scheduler {
   int64_t stuck_since_ns_ = 0;  // nothing can move since; 0: not so
 
   FreeBuffers free_;
-  BlockList dirty_;        // in the order in which they became so
   BlockList clean_;        // used, kept while there is room; dropped first
   BlockList clean_ahead_;  // fetched ahead and not used yet; dropped last
   uint32_t flushing_ = 0;
   uint32_t working_ = 0;     // blocks and GRADs that workers have
   uint64_t ops_ = 0;         // unanswered requests that are kept
-  uint64_t state_ops_ = 0;   // of these, on subgroups, begun and not GRAD
   uint64_t pending_ = 0;     // blocks that wait for a buffer
   uint64_t coming_ = 0;      // blocks of objects that are being written, and that no piece has reached yet
   uint64_t read_ahead_ = 0;  // blocks that a reader will want next, and that had no buffer; until the next Pump
-  enum class Ahead { kRest, kFlush, kFetch } ahead_ = Ahead::kRest;
-  std::vector<std::vector<Block*>> ahead_blocks_;  // per path, last one first to be fetched
-  uint32_t ahead_budget_ = 0;
 };
 
 }  // namespace mlpo

@@ -45,6 +45,7 @@ void Scheduler::MakePending(Block& block) {
   Session& session = *block.owner->session;
   const bool read = NeedsOldContent(block);
   const size_t queue = read ? block.extent.path : paths_.size();
+  LeaveLists(block);
   session.pending[queue].insert(block);
   fair_share_.Wait(session, queue, ContentBytes(block));
   ++pending_;
@@ -65,7 +66,7 @@ void Scheduler::StartWork(Block& block) {
   block.dirty = block.state == BlockState::kDirty;
   LeaveLists(block);
   block.state = BlockState::kWorking;
-  block.ahead = false;
+  SetAhead(block, false);
   ++working_;
   Hold(block);
   ++block.want->session->in_flight;  // its arena is in use, too
@@ -81,6 +82,7 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
   --session.in_flight;
   block.want = nullptr;
   block.filled = kPartMaster | kPartMoments;
+  block.used_ns = now_ns;
   if (block.owner->ending) {
     DropBuffer(block);
     MaybeGone(*block.owner);
@@ -92,6 +94,11 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
     if (op.kind() == MLPO_OP_UPDATE) {
       block.nonzero = kPartMaster | kPartMoments;
       block.epoch = op.request.submission.epoch;
+      if (block.epoch > session.epoch) {
+        if (session.epoch > 0) session.period_ns = now_ns - session.epoch_ns;
+        session.epoch = block.epoch;
+        session.epoch_ns = now_ns;
+      }
       op.updated_any = true;
     } else if (op.kind() == MLPO_OP_FLUSH) {
       block.nonzero = kPartMaster;
@@ -111,18 +118,38 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
 void Scheduler::SettleInMemory(Block& block) {
   block.state = block.dirty ? BlockState::kDirty : BlockState::kClean;
   const Object* object = block.owner->object();
-  if (object != nullptr && object->handles == 0) block.ahead = false;  // as ForgetAhead
+  if (object != nullptr && object->handles == 0) SetAhead(block, false);  // as ForgetAhead
+  BlockList& list = ListOf(block);
   if (block.dirty && IsGrowing(block)) {
-    dirty_.push_front(block);  // flushed last
+    list.push_front(block);  // flushed last
   } else {
-    (block.dirty ? dirty_ : block.ahead ? clean_ahead_ : clean_).push_back(block);
+    list.push_back(block);
   }
+}
+
+// Its next use can be foreseen if it was updated before.
+void Scheduler::SettleAway(Block& block) {
+  if (block.epoch > 0 && block.extent.path != kNone && !block.owner->ending) ListOf(block).push_back(block);
+}
+
+BlockList& Scheduler::ListOf(Block& block) {
+  if (block.state == BlockState::kAway) return block.owner->session->away[block.extent.path];
+  if (block.state == BlockState::kDirty) return block.owner->session->dirty;
+  return block.ahead ? clean_ahead_ : clean_;
 }
 
 void Scheduler::LeaveLists(Block& block) {
   if (!block.list_hook.is_linked()) return;
-  BlockList& list = block.state == BlockState::kDirty ? dirty_ : block.ahead ? clean_ahead_ : clean_;
+  BlockList& list = ListOf(block);
   list.erase(list.iterator_to(block));
+}
+
+void Scheduler::SetAhead(Block& block, bool ahead) {
+  if (block.owner->subgroup() != nullptr && ahead != block.ahead) {
+    uint32_t& count = paths_[block.extent.path].ahead;
+    count += ahead ? 1 : -1;
+  }
+  block.ahead = ahead;
 }
 
 void Scheduler::DropBuffer(Block& block) {
@@ -130,8 +157,9 @@ void Scheduler::DropBuffer(Block& block) {
   free_.Give(block.buffer);
   block.buffer = kNone;
   block.filled = 0;
-  block.ahead = false;
+  SetAhead(block, false);
   block.state = BlockState::kAway;
+  if (block.want == nullptr) SettleAway(block);
 }
 
 void Scheduler::ReleaseExtent(Block& block) {

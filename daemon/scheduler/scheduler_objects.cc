@@ -201,7 +201,7 @@ void Scheduler::ForgetAhead(Object& object) {
     Block& block = *it++;
     if (block.owner != &object) continue;
     LeaveLists(block);
-    block.ahead = false;
+    SetAhead(block, false);
     clean_.push_front(block);
   }
 }
@@ -242,7 +242,7 @@ void Scheduler::ReadAhead(Object& object, uint32_t from) {
     }
     BufferIndex buffer;
     MLPO_CHECK(TakeBuffer(NodeOf(block.extent.path), &buffer));
-    block.ahead = true;
+    SetAhead(block, true);
     StartRead(block, buffer);
   }
 }

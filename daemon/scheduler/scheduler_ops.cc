@@ -195,8 +195,6 @@ void Scheduler::RunQueue(BlockOwner& owner) {
 }
 
 Failure Scheduler::BeginOp(Op& op) {
-  ++state_ops_;
-  ahead_ = Ahead::kRest;
   if (op.kind() == MLPO_OP_UPDATE) return BeginUpdate(op);
   const mlpo_submission& submission = op.request.submission;
   if (submission.arg == MLPO_PART_STEP || submission.count == 0) return {};  // done in EndFront
@@ -281,8 +279,10 @@ void Scheduler::FailOp(Op& op, Failure failure) {
   for (uint32_t i = op.first_block; i < op.end_block; ++i) {
     Block& block = op.owner->blocks[i];
     if (block.want != &op || block.state == BlockState::kWorking || block.state == BlockState::kFetching) continue;
-    if (block.pending_hook.is_linked()) RemovePending(block);
+    const bool waits = block.pending_hook.is_linked();
+    if (waits) RemovePending(block);
     block.want = nullptr;
+    if (waits) SettleAway(block);
   }
 }
 
@@ -299,14 +299,12 @@ void Scheduler::EndFront(BlockOwner& owner) {
   const std::unique_ptr<Op> op = TakeFront(owner);
   if (op->object() != nullptr) return EndObjectOp(*op);
   Subgroup& subgroup = *op->subgroup();
-  --state_ops_;
   Completion completion;
   completion.session = op->request.session;
   completion.user_data = op->request.submission.user_data;
   completion.subgroup = op->request.submission.subgroup;
   if (op->kind() == MLPO_OP_UPDATE) {
     EndUpdate(*op, &completion);
-    if (state_ops_ == 0) ahead_ = Ahead::kFlush;
   } else if (op->request.submission.arg == MLPO_PART_STEP) {
     op->failure = actions_->CopySteps(*op, subgroup.spec.tensors);
   } else if (op->kind() == MLPO_OP_WRITE_STATE && op->failure.status == 0) {
@@ -336,7 +334,6 @@ void Scheduler::EndUpdate(Op& op, Completion* completion) {
   subgroup.torn = false;
   subgroup.window.Clear();
   subgroup.params_valid = true;
-  subgroup.last_update_sequence = op.sequence;
   completion->value = ++subgroup.epoch;
   actions_->PublishEpoch(subgroup);
 }

@@ -14,6 +14,8 @@
 namespace mlpo {
 namespace {
 
+constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+
 // How long a path that failed a write is left alone.
 int64_t PauseNs(int error, uint32_t failures) {
   if (error == ENOSPC || error == EDQUOT || error == EFBIG) return kNsPerS;
@@ -34,7 +36,8 @@ bool Scheduler::MayQueue(const PathState& path, Direction direction) const {
   const uint32_t paths = static_cast<uint32_t>(paths_.size());
   const uint32_t limit = std::max(1u, free_.added() / (paths + 1));
   const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
-  return same < options_.queue_blocks && path.reads + path.writes < limit;
+  return same < (direction == Direction::kRead ? path.read_depth : path.write_depth) &&
+         path.reads + path.writes < limit;
 }
 
 // Starts the transfer of what a block holds between its buffer and an extent.
@@ -57,13 +60,12 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent) {
 // ---- Flushing ----
 
 void Scheduler::PumpFlushes() {
-  uint64_t need = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
-  if (pending_ == 0 && ahead_ == Ahead::kFlush) need = low_water_;
-  while (!dirty_.empty() && free_.size() + clean_.size() + flushing_ < need) {
-    if (pending_ == 0 && IsGrowing(dirty_.back())) break;
-    if (!StartFlush(dirty_.back())) break;
+  const uint64_t asked = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
+  for (Block* victim = Victim(); victim != nullptr; victim = Victim()) {
+    if (free_.size() + clean_.size() + flushing_ >= asked + WantedAhead(victim)) break;
+    if (pending_ == 0 && IsGrowing(*victim)) break;
+    if (!StartFlush(*victim)) break;
   }
-  if (ahead_ == Ahead::kFlush && pending_ == 0 && flushing_ == 0 && working_ == 0) CollectAhead();
 }
 
 bool Scheduler::HasRoom(const PathState& path, uint64_t bytes) const {
@@ -94,7 +96,7 @@ PathIndex Scheduler::ChooseFlushPath(const Session& session, uint64_t bytes) con
   for (size_t i = 0; i < paths_.size(); ++i) {
     const double above = static_cast<double>(session.extents[i].bytes_in_use()) - shares_[i] / shares * total;
     if (HasRoom(paths_[i], bytes) && paths_[i].writes == 0 && MayQueue(paths_[i], Direction::kWrite) &&
-        above < 2.0 * options_.queue_blocks * static_cast<double>(BufferBytes(options_.block_elements))) {
+        above < 2.0 * paths_[i].write_depth * static_cast<double>(BufferBytes(options_.block_elements))) {
       return static_cast<PathIndex>(i);
     }
   }
@@ -220,8 +222,8 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   }
   if (result.error != 0) {
     ++path.read_errors;
-    DropBuffer(block);
     block.want = nullptr;
+    DropBuffer(block);
     if (op == nullptr) return;  // fetched ahead: whoever needs it tries again
     Failure failure;
     failure.status = MLPO_E_IO;
@@ -259,56 +261,84 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
 
 // ---- Ahead of use ----
 
-// The blocks that the next step needs first and that are not here, as many as there are buffers to spare.
-void Scheduler::CollectAhead() {
-  ahead_ = Ahead::kFetch;
-  ahead_budget_ = static_cast<uint32_t>(std::min<uint64_t>(low_water_, free_.size() + clean_.size()));
-  for (std::vector<Block*>& blocks : ahead_blocks_) blocks.clear();
-  std::vector<Subgroup*> order;
+// When a block will be wanted, as far as can be foreseen: as long after its last use as its session's steps take.
+// Never, if that is long past, or if its session has not made two steps.
+int64_t Scheduler::NextUse(const Block& block) const {
+  const int64_t period_ns = block.owner->session->period_ns;
+  const int64_t next_ns = block.used_ns + period_ns;
+  return period_ns == 0 || now_ns_ > next_ns + period_ns ? kNever : next_ns;
+}
+
+// The dirty block whose buffer is best given away: that of the farthest next use. In steps that follow one order, that
+// is the last one used; so what a step did first stays for the beginning of the next.
+Block* Scheduler::Victim() const {
+  Block* victim = nullptr;
+  std::pair<int64_t, int64_t> farthest;
   for (const auto& [id, session] : sessions_) {
-    if (session->ending) continue;
-    for (const auto& [handle, subgroup] : session->subgroups) {
-      if (subgroup->epoch > 0) order.push_back(subgroup.get());
-    }
+    if (session->dirty.empty()) continue;
+    Block& last = session->dirty.back();
+    const std::pair<int64_t, int64_t> use(NextUse(last), last.used_ns);
+    if (victim != nullptr && use <= farthest) continue;
+    victim = &last;
+    farthest = use;
   }
-  std::sort(order.begin(), order.end(),
-            [](Subgroup* a, Subgroup* b) { return a->last_update_sequence < b->last_update_sequence; });
-  size_t full = 0;
-  for (Subgroup* subgroup : order) {
-    for (Block& block : subgroup->blocks) {
-      if (block.state != BlockState::kAway || block.extent.path == kNone) continue;
-      std::vector<Block*>& blocks = ahead_blocks_[block.extent.path];
-      if (blocks.size() < ahead_budget_) blocks.push_back(&block);
-      full = std::count_if(ahead_blocks_.begin(), ahead_blocks_.end(),
-                           [&](const auto& b) { return b.size() >= ahead_budget_; });
-      if (full == ahead_blocks_.size()) break;
-    }
-    if (full == ahead_blocks_.size()) break;
+  return victim;
+}
+
+// The block on that path that will be wanted first; nullptr if none is known.
+Block* Scheduler::NextAhead(PathIndex path) const {
+  Block* next = nullptr;
+  int64_t first_ns = kNever;
+  for (const auto& [id, session] : sessions_) {
+    BlockList& away = session->away[path];
+    while (!away.empty() && away.front().epoch + 1 < session->epoch) away.pop_front();  // was not in the last step
+    if (session->ending || away.empty()) continue;
+    const int64_t use_ns = NextUse(away.front());
+    if (use_ns >= first_ns) continue;
+    next = &away.front();
+    first_ns = use_ns;
   }
-  for (std::vector<Block*>& blocks : ahead_blocks_) std::reverse(blocks.begin(), blocks.end());
+  return next;
+}
+
+// How many more blocks of a path may be fetched before they are wanted. Those of the step under way cost nothing; for
+// the next step no more than keep the path busy, since each one costs a buffer that could have kept another.
+uint32_t Scheduler::RoomAhead(PathIndex index, const Block& block) const {
+  const PathState& path = paths_[index];
+  uint32_t limit = std::max(1u, path.read_depth - 1);
+  if (block.epoch < block.owner->session->epoch) {
+    limit = std::max(limit, free_.added() / 4 / static_cast<uint32_t>(paths_.size()));
+  }
+  return path.ahead < limit ? limit - path.ahead : 0;
+}
+
+// Buffers that are to be made free for such blocks, by giving away ones that are wanted later.
+uint64_t Scheduler::WantedAhead(const Block* victim) const {
+  uint64_t wanted = 0;
+  if (victim == nullptr) return 0;
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    if (paths_[i].pending_bytes > 0) continue;
+    const Block* block = NextAhead(static_cast<PathIndex>(i));
+    if (block == nullptr || NextUse(*block) >= NextUse(*victim)) continue;
+    wanted += std::min(RoomAhead(static_cast<PathIndex>(i), *block), paths_[i].read_depth);
+  }
+  return wanted;
 }
 
 bool Scheduler::FetchAheadOne() {
-  if (ahead_ != Ahead::kFetch || pending_ > 0) return false;
-  if (ahead_budget_ == 0) {
-    ahead_ = Ahead::kRest;
-    return false;
+  if (free_.empty() && clean_.empty()) return false;
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    if (paths_[i].pending_bytes > 0 || !MayQueue(paths_[i], Direction::kRead)) continue;
+    Block* block = NextAhead(static_cast<PathIndex>(i));
+    if (block == nullptr || RoomAhead(static_cast<PathIndex>(i), *block) == 0) continue;
+    BufferIndex buffer;
+    MLPO_CHECK(TakeBuffer(NodeOf(static_cast<PathIndex>(i)), &buffer));
+    LeaveLists(*block);
+    SetAhead(*block, true);
+    StartRead(*block, buffer);
+    return true;
   }
-  const PathIndex path =
-      ChooseReadPath([this](size_t i) { return static_cast<double>(ahead_blocks_[i].size()) * paths_[i].read_cost; });
-  if (path == kNone) return false;
-  Block& block = *ahead_blocks_[path].back();
-  ahead_blocks_[path].pop_back();
-  if (block.state != BlockState::kAway || block.extent.path != path) return true;  // moved meanwhile
-  BufferIndex buffer;
-  if (!TakeBuffer(NodeOf(path), &buffer)) {
-    ahead_ = Ahead::kRest;
-    return false;
-  }
-  --ahead_budget_;
-  block.ahead = true;
-  StartRead(block, buffer);
-  return true;
+  return false;
 }
 
 // ---- No path left ----

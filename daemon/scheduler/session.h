@@ -47,11 +47,16 @@ struct Session {
   std::map<uint32_t, ObjectHandle> handles;
   std::vector<ExtentMap> extents;   // per path
   std::vector<PendingSet> pending;  // per path to read from; the last one: blocks that are not read
+  BlockList dirty;                  // kDirty and not wanted, the last used at the back
+  std::vector<BlockList> away;      // per path: kAway, not wanted, with an update behind them; order of use, nearly
   Share share;                      // of what its job is given
   uint64_t parameters = 0;
   uint64_t in_flight = 0;   // transfers of its blocks, and work that workers do on them or for it
   uint64_t unanswered = 0;  // requests
   uint64_t skipped_steps = 0;
+  uint32_t epoch = 0;     // of its blocks, the highest
+  int64_t epoch_ns = 0;   // when the first block had it
+  int64_t period_ns = 0;  // from the epoch before to it; 0: not known
   bool ending = false;
 };
 
