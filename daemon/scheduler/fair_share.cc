@@ -17,7 +17,7 @@ FairShare::FairShare(size_t queues) {
 }
 
 void FairShare::Wait(Session& session, size_t queue, uint64_t bytes) {
-  Job& job = *session.job;
+  TrainingJob& job = *session.job;
   if (Begins(&job.share, bytes)) job.share.used = std::max(job.share.used, job_now_);
   if (Begins(&session.share, bytes)) {
     session.share.used = std::max(session.share.used, job.session_now);
@@ -29,7 +29,7 @@ void FairShare::Wait(Session& session, size_t queue, uint64_t bytes) {
 }
 
 void FairShare::Leave(Session& session, uint64_t bytes) {
-  Job& job = *session.job;
+  TrainingJob& job = *session.job;
   job.share.waiting_bytes -= bytes;
   --job.share.waiting_blocks;
   session.share.waiting_bytes -= bytes;
@@ -37,7 +37,7 @@ void FairShare::Leave(Session& session, uint64_t bytes) {
 }
 
 void FairShare::Grant(Session& session, uint64_t bytes) {
-  Job& job = *session.job;
+  TrainingJob& job = *session.job;
   const double equal = static_cast<double>(job.share.waiting_bytes) / job.waiting_sessions;
   const double weight = std::max(static_cast<double>(session.share.waiting_bytes), equal / 4);
   job.session_now = session.share.used;
@@ -47,10 +47,10 @@ void FairShare::Grant(Session& session, uint64_t bytes) {
 }
 
 Session* FairShare::Next(size_t queue) {
-  const auto first = [queue](Job& job) {
+  const auto first = [queue](TrainingJob& job) {
     return job.sessions_waiting[queue].Front([queue](const Session& s) { return !s.pending[queue].empty(); });
   };
-  Job* const job = jobs_[queue].Front([&](Job& candidate) { return first(candidate) != nullptr; });
+  TrainingJob* const job = jobs_[queue].Front([&](TrainingJob& candidate) { return first(candidate) != nullptr; });
   return job == nullptr ? nullptr : first(*job);
 }
 
@@ -62,8 +62,8 @@ void FairShare::Forget(const Session& session) {
   for (LeastUsed<Session>& queue : session.job->sessions_waiting) queue.Forget(&session);
 }
 
-void FairShare::Forget(const Job& job) {
-  for (LeastUsed<Job>& queue : jobs_) queue.Forget(&job);
+void FairShare::Forget(const TrainingJob& job) {
+  for (LeastUsed<TrainingJob>& queue : jobs_) queue.Forget(&job);
 }
 
 }  // namespace mlpo

@@ -15,7 +15,7 @@
 
 namespace mlpo {
 
-struct Job;
+struct TrainingJob;
 struct Session;
 
 // Of a session in its job, or of a job.
@@ -84,11 +84,11 @@ class FairShare {
   static bool Before(const Session& a, const Session& b);
 
   void Forget(const Session& session);
-  void Forget(const Job& job);
+  void Forget(const TrainingJob& job);
 
  private:
-  std::vector<LeastUsed<Job>> jobs_;  // by queue
-  double job_now_ = 0;                // `used` of the job that was served last, before
+  std::vector<LeastUsed<TrainingJob>> jobs_;  // by queue
+  double job_now_ = 0;                        // `used` of the job that was served last, before
 };
 
 }  // namespace mlpo

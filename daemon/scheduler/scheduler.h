@@ -186,7 +186,7 @@ class Scheduler {
   void ForgetAhead(Object& object);
   void EndUseOfObjects(Session& session);
   void DropOps(Object& object, Session& session);
-  ObjectStore& StoreOf(Job& job);
+  ObjectStore& StoreOf(TrainingJob& job);
   Object* FindObject(const Session& session, const std::string& name) const;
   void MaybeUnused(Object& object);
   void ReadAhead(Object& object, uint32_t from);
@@ -247,8 +247,8 @@ class Scheduler {
   std::vector<double> shares_;
   std::vector<PathState> paths_;
   uint32_t low_water_;
-  std::map<SessionId, std::unique_ptr<Session>> sessions_;  // and stores
-  std::map<std::pair<uint32_t, std::string>, Job> jobs_;    // by uid and name
+  std::map<SessionId, std::unique_ptr<Session>> sessions_;        // and stores
+  std::map<std::pair<uint32_t, std::string>, TrainingJob> jobs_;  // by uid and name
   FairShare fair_share_;
   SessionId next_store_ = kStoreBit | 1;
   uint64_t small_objects_bytes_ = 0;  // in use

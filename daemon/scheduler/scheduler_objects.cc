@@ -297,7 +297,7 @@ Failure Scheduler::Commit(Object& object) {
 
 // ---- Lives ----
 
-ObjectStore& Scheduler::StoreOf(Job& job) {
+ObjectStore& Scheduler::StoreOf(TrainingJob& job) {
   if (job.store != nullptr) return *job.store;
   auto store = std::make_unique<ObjectStore>();
   store->uid = job.uid;
@@ -330,7 +330,7 @@ void Scheduler::MaybeUnused(Object& object) {
 
 // The session has ended: its handles and operations go, and with the job's last session the names.
 void Scheduler::EndUseOfObjects(Session& session) {
-  Job& job = *session.job;
+  TrainingJob& job = *session.job;
   std::vector<Object*> objects;
   if (job.store != nullptr) {
     for (const auto& [pointer, object] : job.store->objects) objects.push_back(object.get());

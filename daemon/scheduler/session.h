@@ -33,13 +33,13 @@ struct ObjectHandle {
   bool writes = false;
 };
 
-struct Job;
+struct TrainingJob;
 struct ObjectStore;
 
 struct Session {
   virtual ~Session() = default;
   SessionId id = 0;
-  Job* job = nullptr;  // nullptr: it is ending
+  TrainingJob* job = nullptr;  // nullptr: it is ending
   uint64_t features = 0;
   int numa_node = -1;         // where its arena is wanted; -1: not known
   std::vector<FileId> files;  // per path
@@ -61,7 +61,7 @@ struct Session {
 };
 
 // What the sessions of one job share.
-struct Job {
+struct TrainingJob {
   uint32_t uid = 0;
   std::string name;
   uint32_t sessions = 0;
