@@ -3,8 +3,6 @@
 // takes another block for the kernel and one half of all blocks further on for the loop.
 #include "daemon/adam/kernel.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -13,6 +11,7 @@
 #include "daemon/adam/worker_pool.h"
 #include "daemon/bench/bench.h"
 #include "daemon/bench/ping_pong.h"
+#include "daemon/bench/timed_job.h"
 #include "daemon/io/buffer_pool.h"
 
 namespace mlpo::bench {
@@ -21,7 +20,6 @@ namespace {
 constexpr size_t kBlock = size_t{1} << 20;  // parameters
 constexpr size_t kPiece = size_t{64} << 10;
 constexpr size_t kBlocksPerTurn = 4;  // so that waking the workers does not count
-constexpr int kDeadlineMs = 60'000;
 constexpr mlpo_dtype kTypes[] = {MLPO_BFLOAT16, MLPO_FLOAT16, MLPO_FLOAT32};
 
 const char* NameOf(mlpo_dtype dtype) {
@@ -231,15 +229,7 @@ class Bench {
  private:
   double Seconds(What what, size_t first, size_t blocks, mlpo_dtype grad, mlpo_dtype dtype) {
     Turn turn(what, arrays_, first, blocks, grad, dtype);
-    const int64_t start_ns = NowNs();
-    workers_->Submit(&turn);
-    std::vector<Job*> ended;
-    while (ended.empty()) {
-      pollfd wait = {done_.event_fd(), POLLIN, 0};
-      if (::poll(&wait, 1, kDeadlineMs) == 0) throw BenchError("the workers do not end");
-      done_.TakeAll(&ended);
-    }
-    return static_cast<double>(NowNs() - start_ns) * 1e-9;
+    return SecondsOf(turn, *workers_, done_);
   }
 
   std::unique_ptr<BufferPool> pool_;

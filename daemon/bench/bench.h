@@ -82,6 +82,13 @@ struct AdamOptions {
   bool json = false;
 };
 
+struct AdamTurnsOptions {
+  std::string memory;  // file
+  uint64_t parameters = 0;
+  std::string grad, dtype;
+  uint32_t workers = 0;  // 0: as the daemon chooses
+};
+
 struct IoOptions {
   std::vector<std::string> paths;
   uint64_t block_bytes = 12u << 20;
@@ -104,6 +111,8 @@ int Ring(const RingOptions& options);
 int Adam(const AdamOptions& options);
 // What the kernel alone does on so many workers, in memory, gradient and parameter of this type.
 double AdamParametersPerSecond(mlpo_dtype dtype, uint32_t workers);
+// Updates of memory shared with a program that leads it by lines (adam_turns.cc).
+int AdamTurns(const AdamTurnsOptions& options);
 // Each path's engine beside fio.
 int Io(const IoOptions& options);
 

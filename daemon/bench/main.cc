@@ -134,6 +134,16 @@ int Run(int argc, char** argv) {
   io_command->add_option("--seconds", io.seconds, "For each of them")->check(CLI::Range(0.01, 3600.0));
   io_command->add_flag("--json", io.json, "One JSON object on stdout");
 
+  AdamTurnsOptions turns;
+  CLI::App* turns_command = app.add_subcommand("adam-turns", "");
+  turns_command->group("");  // for tests/bench/adam_peer
+  const CLI::IsMember types({"bfloat16", "float16", "float32"});
+  turns_command->add_option("--memory", turns.memory)->required();
+  turns_command->add_option("--params", turns.parameters)->required()->check(CLI::Range(1ul, 1ul << 40));
+  turns_command->add_option("--grad", turns.grad)->required()->check(types);
+  turns_command->add_option("--dtype", turns.dtype)->required()->check(types);
+  turns_command->add_option("--workers", turns.workers);
+
   std::string job;
   uint32_t rank = 0;
   uint64_t rank_parameters = 0;
@@ -186,6 +196,7 @@ int Run(int argc, char** argv) {
   ring.arguments = train.arguments;
   if (*train_command) return Train(train);
   if (*adam_command) return Adam(adam);
+  if (*turns_command) return AdamTurns(turns);
   if (*io_command) return Io(io);
   if (*ring_command) return Ring(ring);
   return TrainRank(train.socket, job, rank, train.ranks, rank_parameters, train.steps, train.grad, free);

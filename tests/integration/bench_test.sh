@@ -92,6 +92,25 @@ code=0
 "$bin/mlpo-bench" adam --target z80 2> "$folder/error" || code=$?
 [[ $code == 1 ]] && grep -q z80 "$folder/error"
 
+# Updates of memory shared with a program that leads it by lines: with m = v = 0 the first moves p by the learning rate.
+python3 - "$bin/mlpo-bench" "$folder/memory" << 'END'
+import array, json, math, subprocess, sys
+n = 70_001  # more than a piece
+zeros, ones = array.array("f", bytes(4 * n)), array.array("f", [1.0]) * n
+with open(sys.argv[2], "wb") as file:
+    for values in (ones, zeros, zeros, ones):  # p, m, v, gradient and parameter
+        values.tofile(file)
+turns = [sys.argv[1], "adam-turns", "--memory", sys.argv[2], "--params", str(n), "--grad=float32", "--dtype=float32"]
+head, seconds = subprocess.run(turns, input="1\n", check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+assert json.loads(head)["workers"] > 0 and float(seconds) > 0
+found = array.array("f")
+with open(sys.argv[2], "rb") as file:
+    found.fromfile(file, 4 * n)
+p, m, v, param = (found[part * n : part * n + n] for part in range(4))
+for values, want in ((p, 1 - 1e-3 * 0.01 - 1e-3), (m, 0.1), (v, 1e-3), (param, p[0])):
+    assert all(math.isclose(value, want, rel_tol=1e-6) for value in values), (values[0], values[-1], want)
+END
+
 # Without fio it measures the engine alone, and says so.
 small=(--block 1MiB --piece 1MiB --depth 2 --size 16MiB --rounds 1 --seconds 0.2)
 check_io='
