@@ -16,7 +16,7 @@
 #include "daemon/config/load.h"
 #include "daemon/doctor/gather.h"
 #include "daemon/doctor/judge.h"
-#include "daemon/scheduler/placement.h"
+#include "daemon/scheduler/path_model.h"
 #include "proto/abi.h"
 #include "proto/counters.h"
 
@@ -30,18 +30,23 @@ constexpr uint64_t kPoolBytesPerS = 256u << 20;
 constexpr int64_t kBeatNs = 10 * kNsPerS;
 constexpr auto kCountersPeriod = std::chrono::milliseconds(500);
 constexpr uint32_t kPieceDepth = 64;
+constexpr double kSecondsPerDay = 86400;
 
-std::vector<PathParameters> ParametersOf(const std::vector<PathConfig>& configs) {
-  std::vector<PathParameters> parameters;
-  for (const PathConfig& config : configs) {
-    PathParameters path;
-    path.read_bytes_per_s = config.read_limit;
-    path.write_bytes_per_s = config.write_limit;
-    path.duplex = config.duplex > 0 ? config.duplex : 1;
-    path.capacity_bytes = config.capacity_bytes;
-    parameters.push_back(path);
-  }
-  return parameters;
+PathParameters ParametersOf(const PathConfig& config) {
+  PathParameters path;
+  path.read_bytes_per_s = config.read_limit;
+  path.write_bytes_per_s = config.write_limit;
+  path.duplex_known = config.duplex > 0;
+  if (path.duplex_known) path.duplex = config.duplex;
+  if (config.read_limit > 0 || config.write_limit > 0) path.origin = SpeedOrigin::kDeclared;
+  path.capacity_bytes = config.capacity_bytes;
+  path.weight = config.weight;
+  path.write_budget_bytes_per_s = static_cast<double>(config.write_budget_bytes) / kSecondsPerDay;
+  return path;
+}
+
+Policy PolicyOf(const std::string& name) {
+  return name == "proportional" ? Policy::kProportional : name == "ratio" ? Policy::kRatio : Policy::kAdaptive;
 }
 
 }  // namespace
@@ -81,9 +86,10 @@ Status Daemon::OpenPaths() {
     Doing("opening path " + config.name);
     Result<std::unique_ptr<Path>> path = Path::Open(config, config.name, config_.daemon.node);
     if (!path.ok()) return path.status();
+    parameters_.push_back(ParametersOf(config));
     paths_.push_back(std::move(*path));
   }
-  shares_ = PathShares(ParametersOf(config_.paths));
+  shares_ = PathShares(parameters_, PolicyOf(config_.scheduler.policy));
   return Status();
 }
 
@@ -140,7 +146,10 @@ Status Daemon::StartLoop() {
   options.extents_offset_bytes = Path::kFileHeaderBytes;
   options.queue_blocks = config_.scheduler.queue_blocks;
   options.no_path_timeout_ns = config_.scheduler.no_path_timeout_s * kNsPerS;
-  options.paths = ParametersOf(config_.paths);
+  options.policy = PolicyOf(config_.scheduler.policy);
+  options.learn = config_.scheduler.learn;
+  options.seed = std::hash<std::string>()(config_.daemon.node);
+  options.paths = parameters_;
   for (const auto& path : paths_) options.path_names.push_back(path->name());
   DataLoop::Parts parts;
   parts.pool = pool_.get();

@@ -120,7 +120,8 @@ class Daemon : public SessionHost {
   LiveCounters live_;
 
   std::vector<std::unique_ptr<Path>> paths_;
-  std::vector<double> shares_;
+  std::vector<PathParameters> parameters_;  // per path, as known at the start
+  std::vector<double> shares_;              // from them: what new sessions reserve
   uint64_t arenas_limit_bytes_ = 0;
   std::unique_ptr<BufferPool> pool_;
   DoneJobs done_jobs_;

@@ -41,7 +41,9 @@ struct AdamConfig {
 };
 
 struct SchedulerConfig {
-  uint32_t queue_blocks = 4;        // blocks in flight per path and direction
+  std::string policy = "adaptive";  // adaptive, proportional, ratio: which path holds how much
+  bool learn = true;                // paths' speeds, from what they do
+  uint32_t queue_blocks = 0;        // in flight per path and direction; 0: as measured, else by the path's speed
   int64_t no_path_timeout_s = 30;   // no path can take a block for so long: requests fail
   uint32_t piece_bytes = 2u << 20;  // size of one read or write, 1-8 MiB
 };
@@ -55,7 +57,9 @@ struct PathConfig {
   bool direct = true;           // false: buffered I/O
   double read_limit = 0;        // declared bytes/s; 0: not declared
   double write_limit = 0;
-  double duplex = 0;  // d of the path model; 0: 1
+  double duplex = 0;                // d of the path model; 0: not declared
+  uint64_t write_budget_bytes = 0;  // a day; 0: none
+  double weight = 1;                // policy "ratio"
 };
 
 struct Config {

@@ -289,7 +289,8 @@ std::vector<Setting<Config>> BuildSettings() {
           Choice("target", &A::target, {"auto", "scalar", "avx2", "avx512"})});
   using S = SchedulerConfig;
   Append(&all, "scheduler", &Config::scheduler,
-         {Integer("queue_blocks", &S::queue_blocks, {.min = 1, .max = 1024}),
+         {Choice("policy", &S::policy, {"adaptive", "proportional", "ratio"}), Flag("learn", &S::learn),
+          Integer("queue_blocks", &S::queue_blocks, {.min = 1, .max = 1024, .zero = true}),
           Duration("no_path_timeout", &S::no_path_timeout_s, {.min = 1, .max = 86400}),
           Size("piece", &S::piece_bytes, {.min = kMiB, .max = 8 * kMiB, .multiple = 4096})});
   return all;
@@ -305,7 +306,10 @@ std::vector<Setting<PathConfig>> BuildPathSettings() {
           Flag("direct", &P::direct),
           Speed("read_limit", &P::read_limit),
           Speed("write_limit", &P::write_limit),
-          Real("duplex", &P::duplex, 0.5, 2, "a number from 0.5 to 2", &ParseReal, &FormatNumber)};
+          Real("duplex", &P::duplex, 0.5, 2, "a number from 0.5 to 2", &ParseReal, &FormatNumber),
+          Number("write_budget", &P::write_budget_bytes, "a budget such as \"40TB/day\", or a number of bytes a day",
+                 &ParseBudget, &FormatBudget, {.min = uint64_t{1} << 30, .zero = true}),
+          Real("weight", &P::weight, 1e-6, 1e6, "a number above 0", &ParseReal, &FormatNumber)};
 }
 
 size_t EditDistance(std::string_view a, std::string_view b) {

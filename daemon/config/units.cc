@@ -37,6 +37,7 @@ constexpr const char* kSizeHint =
     "use bytes or a unit: KB, MB, GB, TB, PB (powers of 1000) or KiB, MiB, GiB, TiB, PiB (powers of 1024)";
 constexpr const char* kCountHint = "use a number, or one with K, M, G (powers of 1000) or Ki, Mi, Gi (powers of 1024)";
 constexpr const char* kSpeedHint = "use bytes per second, or a unit such as MB/s, GB/s or MiB/s";
+constexpr const char* kBudgetHint = "use bytes, or a size such as 40TB, with or without /day";
 constexpr const char* kDurationHint = "use whole seconds, or a unit: s, min, h, d";
 
 Status Refuse(std::string_view text, const char* what, const std::string& why) {
@@ -127,6 +128,11 @@ Result<double> ParseSpeed(std::string_view text) {
   return value;
 }
 
+Result<uint64_t> ParseBudget(std::string_view text) {
+  if (text.ends_with("/day")) text.remove_suffix(4);
+  return Parse(text, kPrefixes, true, "bytes a day", kBudgetHint);
+}
+
 Result<int64_t> ParseDuration(std::string_view text) {
   Result<uint64_t> seconds = Parse(text, kDurations, false, "a duration", kDurationHint);
   if (!seconds.ok()) return seconds.status();
@@ -161,6 +167,11 @@ std::string FormatSpeed(double bytes_per_s) {
     if (text.back() == 's') return text;
   }
   return FormatNumber(bytes_per_s);
+}
+
+std::string FormatBudget(uint64_t bytes) {
+  const std::string text = FormatSize(bytes);
+  return IsDigit(text.back()) ? text : text + "/day";
 }
 
 std::string FormatDuration(int64_t seconds) {

@@ -20,12 +20,15 @@ Result<uint64_t> ParseSize(std::string_view text);
 Result<uint64_t> ParseCount(std::string_view text);
 // "345MB/s", "1.2GiB/s", "345e6" -> bytes per second.
 Result<double> ParseSpeed(std::string_view text);
+// "40TB/day", or a size -> bytes a day.
+Result<uint64_t> ParseBudget(std::string_view text);
 // "30s", "5min", "2h", "1d", "45" -> seconds.
 Result<int64_t> ParseDuration(std::string_view text);
 
 std::string FormatSize(uint64_t bytes);       // "64GiB", "600MB", "17"
 std::string FormatCount(uint64_t elements);   // "1Mi", "500000"
 std::string FormatSpeed(double bytes_per_s);  // "345MB/s", or a number
+std::string FormatBudget(uint64_t bytes);     // "40TB/day", or a number
 std::string FormatDuration(int64_t seconds);  // "5min", "90s"
 std::string FormatNumber(double value);       // the shortest text that reads back as the same number
 

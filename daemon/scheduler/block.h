@@ -125,7 +125,8 @@ struct Subgroup : BlockOwner {
   std::string Name() const override { return "subgroup '" + spec.key + "'"; }
 
   SubgroupSpec spec;
-  Window window;  // borrows spec.tensors
+  Window window;           // borrows spec.tensors
+  PathIndex home = kNone;  // policy kProportional: the path that all its blocks go to
   uint32_t epoch = 0;
   uint32_t grads_running = 0;  // of the open window
   bool params_valid = false;   // the slot holds the last update's parameters

@@ -1,29 +1,13 @@
-// Placement: what each path is worth, how much of a session's blocks it should hold, and where its extents are free.
+// Placement: where a session's extents are on a path. Which path is the path model's (path_model.h) and the
+// scheduler's.
 //
-// Path model: time(R, W) = max(R/r, W/w, d*(R/r + W/w)) for R bytes read and W written: d = 1/2 is full duplex, 1 half
-// duplex. Every block written to a path is read back from it, so R = W, and a path is worth
-//     e = 1 / max(1/r, 1/w, d*(1/r + 1/w))     bytes read and written per second,
-// and holds the share e / sum(e). Paths without declared limits count as equal to the mean of those that have some.
 // Owner: the data thread. No system calls.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <vector>
 
 namespace mlpo {
-
-struct PathParameters {
-  double read_bytes_per_s = 0;  // 0: not declared
-  double write_bytes_per_s = 0;
-  double duplex = 1;            // d
-  uint64_t capacity_bytes = 0;  // of extents; 0: no limit of ours
-};
-
-// e of the model; 0 if the speeds are not declared.
-double PathWorth(const PathParameters& path);
-// Shares that sum to 1.
-std::vector<double> PathShares(const std::vector<PathParameters>& paths);
 
 // A session's extents on one path, in one file. Freed ones are used again before the file grows, the lowest that is
 // large enough first: where the end of a file cannot be written (a limit, a full file system), its beginning still can.

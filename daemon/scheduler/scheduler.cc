@@ -17,44 +17,30 @@ uint32_t Scheduler::BlockCount(uint64_t numel, uint64_t block_elements) {
 Scheduler::Scheduler(Options options, SchedulerActions* actions)
     : options_(std::move(options)),
       actions_(actions),
-      shares_(PathShares(options_.paths)),
+      model_({.policy = options_.policy,
+              .learn = options_.learn,
+              .seed = options_.seed,
+              .block_bytes = BufferBytes(options_.block_elements),
+              .buffers = options_.buffers,
+              .queue_blocks = options_.queue_blocks,
+              .paths = options_.paths}),
+      room_bytes_(options_.paths.size()),
+      paths_(options_.paths.size()),
       fair_share_(options_.paths.size() + 1) {
   MLPO_CHECK(options_.buffers > 0 && !options_.paths.empty());
-  for (const PathParameters& parameters : options_.paths) {
-    PathState path;
-    path.parameters = parameters;
-    paths_.push_back(path);
-  }
-  // An undeclared path is taken to read as its share says.
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    const double read = paths_[i].parameters.read_bytes_per_s;
-    paths_[i].read_cost = read > 0 ? 1 / read : 1 / (shares_[i] * 1e9);
-  }
-  for (PathState& path : paths_) {
-    path.read_depth = Depth(path.parameters.read_bytes_per_s);
-    path.write_depth = Depth(path.parameters.write_bytes_per_s);
-  }
   free_.Add(0, options_.buffers, options_.buffers_node);
   SetLowWater();
 }
 
-// Blocks in flight that keep a path of that speed busy while it is told of the next: what it moves in a few ms.
-uint32_t Scheduler::Depth(double bytes_per_s) const {
-  constexpr double kAheadS = 0.005;
-  if (bytes_per_s <= 0) return options_.queue_blocks;
-  const double blocks = 2 + bytes_per_s * kAheadS / static_cast<double>(BufferBytes(options_.block_elements));
-  return static_cast<uint32_t>(std::min<double>(blocks, options_.queue_blocks));
-}
-
 void Scheduler::SetLowWater() {
-  uint32_t both_ways = 0;
-  for (const PathState& path : paths_) both_ways += path.read_depth + path.write_depth;
+  const uint32_t both_ways = model_.QueueBlocks(Direction::kRead) + model_.QueueBlocks(Direction::kWrite);
   low_water_ = std::clamp(both_ways, 1u, std::max(1u, free_.added() / 2));
 }
 
 void Scheduler::AddBuffers(BufferIndex first, uint32_t count, int node, int64_t now_ns) {
   now_ns_ = now_ns;
   free_.Add(first, count, node);
+  model_.SetBuffers(free_.added());
   SetLowWater();
   Pump();
 }
@@ -125,7 +111,22 @@ void Scheduler::AddSubgroup(SessionId id, SubgroupSpec spec) {
   }
   subgroup->torn_written = Coverage(numel);
   session->parameters += numel;
+  if (options_.policy == Policy::kProportional) subgroup->home = ChooseHome(*session, numel);
   session->subgroups[subgroup->spec.id] = std::move(subgroup);
+}
+
+// Of whole subgroups: the path furthest below its share of the session's parameters.
+PathIndex Scheduler::ChooseHome(Session& session, uint64_t numel) const {
+  session.home_parameters.resize(paths_.size());
+  PathIndex best = 0;
+  const auto below = [&](PathIndex i) {
+    return model_.share(i) * static_cast<double>(session.parameters) - static_cast<double>(session.home_parameters[i]);
+  };
+  for (PathIndex i = 1; i < paths_.size(); ++i) {
+    if (below(i) > below(best)) best = i;
+  }
+  session.home_parameters[best] += numel;
+  return best;
 }
 
 void Scheduler::EndSession(SessionId id, int64_t now_ns) {
@@ -207,9 +208,18 @@ void Scheduler::Fill(PoolSnapshot* pool) const {
   for (const auto& [id, session] : sessions_) pool->dirty_blocks += session->dirty.size();
 }
 
-const char* Scheduler::StateName(const PathState& path) const {
+bool Scheduler::IsFull(const PathState& path) {
+  return path.write_error == ENOSPC || path.write_error == EDQUOT || path.write_error == EFBIG;
+}
+
+// Something is wrong with the device, rather than that there is no place on it.
+bool Scheduler::IsSuspect(const PathState& path) {
+  return path.write_error != 0 && path.write_error != EROFS && !IsFull(path);
+}
+
+const char* Scheduler::StateName(const PathState& path) {
   if (path.write_error == 0) return "healthy";
-  if (path.write_error == ENOSPC || path.write_error == EDQUOT || path.write_error == EFBIG) return "full";
+  if (IsFull(path)) return "full";
   if (path.write_error == EROFS) return "read_only";
   return path.write_failures < 3 ? "suspect" : "quarantined";
 }

@@ -10,12 +10,12 @@
 // - A dirty block belongs to no path until its flush starts. Flushes start only while free buffers plus buffers being
 //   flushed are below the low-water mark and somebody needs one, or the cache would empty itself; newest first, so that
 //   the first blocks of a step stay for the beginning of the next.
-// - A flush goes to the path furthest below its share of the session's blocks.
+// - A flush goes to the path furthest below its share of the session's blocks (path_model.h).
 // - A free buffer goes to the path whose remaining reads take longest; in it, to the session that FairShare says.
 // Blocks
 //   that need no read are one more such queue: the session that is next in either is served.
-// - In flight per path at most queue_blocks a direction and max(1, buffers/(paths+1)) together: a slow path cannot take
-//   the pool.
+// - In flight per path at most what the path model says a direction, and max(1, buffers/(paths+1)) together: a slow one
+//   cannot take the pool; a suspect one gets one.
 // - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
 //   low-water mark they are freed, or fetched into what is free, before they are asked for.
 // - After a step the low-water mark's worth of buffers is freed once and filled ahead; then nothing moves until asked.
@@ -37,7 +37,7 @@
 #include "daemon/scheduler/fair_share.h"
 #include "daemon/scheduler/free_buffers.h"
 #include "daemon/scheduler/object.h"
-#include "daemon/scheduler/placement.h"
+#include "daemon/scheduler/path_model.h"
 #include "daemon/types/request.h"
 #include "daemon/types/session_identity.h"
 #include "daemon/types/snapshot.h"
@@ -76,8 +76,11 @@ class Scheduler {
     int buffers_node = -1;  // the NUMA node of these; -1: not known
     uint64_t block_elements = 0;
     uint64_t extents_offset_bytes = 0;  // where extents begin in a session's file
-    uint32_t queue_blocks = 4;
+    uint32_t queue_blocks = 0;          // in flight per path and direction; 0: by the path model
     int64_t no_path_timeout_ns = 0;
+    Policy policy = Policy::kAdaptive;
+    bool learn = true;  // speeds, from what the paths do
+    uint64_t seed = 0;  // of the path model
     std::vector<PathParameters> paths;
     std::vector<std::string> path_names;                // for messages
     std::vector<int> path_nodes;                        // NUMA node of each path's device; -1, or empty: not known
@@ -127,11 +130,7 @@ class Scheduler {
 
  private:
   struct PathState {
-    PathParameters parameters;
-    double read_cost = 0;     // seconds a byte, for comparison between paths only
-    uint32_t read_depth = 0;  // transfers that may be in flight
-    uint32_t write_depth = 0;
-    uint32_t reads = 0;  // that are
+    uint32_t reads = 0;  // transfers in flight
     uint32_t writes = 0;
     uint32_t ahead = 0;           // subgroups' blocks that were read from it before anybody asked, and are
     uint64_t pending_bytes = 0;   // that operations wait to have read
@@ -152,7 +151,9 @@ class Scheduler {
     Extent extent;
   };
 
+  void SetLowWater();
   Session* Find(SessionId session) const;
+  PathIndex ChooseHome(Session& session, uint64_t numel) const;
   void Keep(SessionId id, std::unique_ptr<Session> session);
   // Operations: scheduler_ops.cc
   void SubmitGrad(Subgroup& subgroup, const Request& request);
@@ -208,7 +209,6 @@ class Scheduler {
   bool HasBuffer() const;
   bool TakeBuffer(int node, BufferIndex* buffer);
   int NodeOf(PathIndex path) const { return path < options_.path_nodes.size() ? options_.path_nodes[path] : -1; }
-  void SetLowWater();
   void Hold(Block& block);
   void LetGo(Block& block);
   void EndOwner(BlockOwner& owner);
@@ -232,19 +232,22 @@ class Scheduler {
   void Move(Block& block, Direction direction, Extent extent);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);
-  PathIndex ChooseFlushPath(const Session& session, uint64_t bytes) const;
-  bool HasRoom(const PathState& path, uint64_t bytes) const;
-  uint32_t Depth(double bytes_per_s) const;
-  bool MayQueue(const PathState& path, Direction direction) const;
+  bool FlushOne(Block& victim);
+  PathIndex ChooseFlushPath(const Block& block, uint64_t bytes);
+  bool HasRoom(PathIndex index, uint64_t bytes) const;
+  bool MayQueue(PathIndex index, Direction direction) const;
   void ReadDone(const InFlight& in_flight, const TransferResult& result);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
   bool CanMove() const;
   void FailStuck();
-  const char* StateName(const PathState& path) const;
+  static bool IsFull(const PathState& path);
+  static bool IsSuspect(const PathState& path);
+  static const char* StateName(const PathState& path);
 
   const Options options_;
   SchedulerActions* const actions_;
-  std::vector<double> shares_;
+  PathModel model_;
+  std::vector<double> room_bytes_;  // per path, while one is chosen
   std::vector<PathState> paths_;
   uint32_t low_water_;
   std::map<SessionId, std::unique_ptr<Session>> sessions_;        // and stores

@@ -232,10 +232,10 @@ Failure Scheduler::BeginObjectOp(Op& op) {
 
 // What a reader that goes on will want next, into buffers that nobody else wants.
 void Scheduler::ReadAhead(Object& object, uint32_t from) {
-  const uint64_t end = std::min<uint64_t>(object.blocks.size(), from + options_.queue_blocks * paths_.size());
+  const uint64_t end = std::min<uint64_t>(object.blocks.size(), from + model_.QueueBlocks(Direction::kRead));
   for (uint64_t i = from; i < end && pending_ == 0; ++i) {
     Block& block = object.blocks[i];
-    if (block.state != BlockState::kAway || !MayQueue(paths_[block.extent.path], Direction::kRead)) continue;
+    if (block.state != BlockState::kAway || !MayQueue(block.extent.path, Direction::kRead)) continue;
     if (free_.empty() && clean_.empty()) {
       ++read_ahead_;
       continue;

@@ -32,12 +32,11 @@ void Scheduler::Pump() {
   }
 }
 
-bool Scheduler::MayQueue(const PathState& path, Direction direction) const {
-  const uint32_t paths = static_cast<uint32_t>(paths_.size());
-  const uint32_t limit = std::max(1u, free_.added() / (paths + 1));
+bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
+  const PathState& path = paths_[index];
+  const uint32_t limit = IsSuspect(path) ? 1 : model_.path_blocks();
   const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
-  return same < (direction == Direction::kRead ? path.read_depth : path.write_depth) &&
-         path.reads + path.writes < limit;
+  return same < model_.QueueBlocks(index, direction) && path.reads + path.writes < limit;
 }
 
 // Starts the transfer of what a block holds between its buffer and an extent.
@@ -54,6 +53,7 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent) {
   transfer.offset = options_.extents_offset_bytes + extent.offset;
   transfer.bytes = TransferBytes(block);
   transfers_[transfer.id] = in_flight;
+  model_.Started(transfer.path, direction, now_ns_);
   actions_->StartTransfer(transfer);
 }
 
@@ -64,40 +64,64 @@ void Scheduler::PumpFlushes() {
   for (Block* victim = Victim(); victim != nullptr; victim = Victim()) {
     if (free_.size() + clean_.size() + flushing_ >= asked + WantedAhead(victim)) break;
     if (pending_ == 0 && IsGrowing(*victim)) break;
-    if (!StartFlush(*victim)) break;
+    if (!FlushOne(*victim)) break;
   }
 }
 
-bool Scheduler::HasRoom(const PathState& path, uint64_t bytes) const {
+bool Scheduler::HasRoom(PathIndex index, uint64_t bytes) const {
+  const PathState& path = paths_[index];
   if (path.write_error != 0 && (now_ns_ < path.write_again_ns || path.writes > 0)) return false;
-  const uint64_t capacity = path.parameters.capacity_bytes;
+  const uint64_t capacity = model_.path(index).capacity_bytes;
   return capacity == 0 || path.extent_bytes + bytes <= capacity;
 }
 
-PathIndex Scheduler::ChooseFlushPath(const Session& session, uint64_t bytes) const {
-  double total = static_cast<double>(bytes);
-  double shares = 0;
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    total += static_cast<double>(session.extents[i].bytes_in_use());
-    if (HasRoom(paths_[i], bytes)) shares += shares_[i];
+// The victim; where subgroups have paths of their own and its path is busy, a block whose path is not.
+bool Scheduler::FlushOne(Block& victim) {
+  if (StartFlush(victim)) return true;
+  if (model_.policy() != Policy::kProportional) return false;
+  bool can = false;
+  for (PathIndex i = 0; i < paths_.size(); ++i) can |= MayQueue(i, Direction::kWrite);
+  if (!can) return false;
+  for (auto& [id, session] : sessions_) {
+    BlockList& dirty = session->dirty;
+    const auto fits = [this](Block& block) { return StartFlush(block); };  // which ends the search: it left the list
+    if (std::any_of(dirty.rbegin(), dirty.rend(), fits)) return true;
   }
+  return false;
+}
+
+PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
+  const Session& session = *block.owner->session;
+  if (const Subgroup* subgroup = block.owner->subgroup(); subgroup != nullptr && subgroup->home != kNone) {
+    if (HasRoom(subgroup->home, bytes)) return MayQueue(subgroup->home, Direction::kWrite) ? subgroup->home : kNone;
+  }
+  const auto in_use = [&](size_t i) { return static_cast<double>(session.extents[i].bytes_in_use()); };
+  double total = static_cast<double>(bytes);
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    total += in_use(i);
+    room_bytes_[i] = 0;
+    if (!HasRoom(static_cast<PathIndex>(i), bytes)) continue;
+    const uint64_t capacity = model_.path(static_cast<PathIndex>(i)).capacity_bytes;
+    // What other sessions leave of it.
+    room_bytes_[i] = capacity == 0 ? std::numeric_limits<double>::infinity()
+                                   : static_cast<double>(capacity - paths_[i].extent_bytes) + in_use(i);
+  }
+  const std::vector<double>& targets = model_.Targets(total, room_bytes_);
   PathIndex best = kNone;
   double furthest = -std::numeric_limits<double>::infinity();
   for (size_t i = 0; i < paths_.size(); ++i) {
-    if (!HasRoom(paths_[i], bytes)) continue;
-    const double below = shares_[i] / shares * total - static_cast<double>(session.extents[i].bytes_in_use());
-    if (below > furthest) {
-      furthest = below;
-      best = static_cast<PathIndex>(i);
-    }
+    if (room_bytes_[i] <= 0 || targets[i] - in_use(i) <= furthest) continue;
+    furthest = targets[i] - in_use(i);
+    best = static_cast<PathIndex>(i);
   }
-  if (best == kNone || MayQueue(paths_[best], Direction::kWrite)) return best;
+  if (best == kNone || MayQueue(best, Direction::kWrite)) return best;
   // Its queue is full. One that has nothing to write may take up to two queues' worth more than its share.
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    const double above = static_cast<double>(session.extents[i].bytes_in_use()) - shares_[i] / shares * total;
-    if (HasRoom(paths_[i], bytes) && paths_[i].writes == 0 && MayQueue(paths_[i], Direction::kWrite) &&
-        above < 2.0 * paths_[i].write_depth * static_cast<double>(BufferBytes(options_.block_elements))) {
-      return static_cast<PathIndex>(i);
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    const double spare =
+        2.0 * model_.QueueBlocks(i, Direction::kWrite) * static_cast<double>(BufferBytes(options_.block_elements));
+    if (room_bytes_[i] > 0 && paths_[i].writes == 0 && MayQueue(i, Direction::kWrite) &&
+        in_use(i) - targets[i] < spare) {
+      return i;
     }
   }
   return kNone;
@@ -105,7 +129,7 @@ PathIndex Scheduler::ChooseFlushPath(const Session& session, uint64_t bytes) con
 
 bool Scheduler::StartFlush(Block& block) {
   const uint64_t bytes = ExtentBytes(block);
-  const PathIndex target = ChooseFlushPath(*block.owner->session, bytes);
+  const PathIndex target = ChooseFlushPath(block, bytes);
   if (target == kNone) return false;
   LeaveLists(block);
   block.state = BlockState::kFlushing;
@@ -159,7 +183,7 @@ PathIndex Scheduler::ChooseReadPath(Seconds waiting_s) const {
   double longest_s = 0;
   for (size_t i = 0; i < paths_.size(); ++i) {
     const double seconds = waiting_s(i);
-    if (seconds <= longest_s || !MayQueue(paths_[i], Direction::kRead)) continue;
+    if (seconds <= longest_s || !MayQueue(static_cast<PathIndex>(i), Direction::kRead)) continue;
     longest_s = seconds;
     best = static_cast<PathIndex>(i);
   }
@@ -170,8 +194,9 @@ bool Scheduler::FetchOne() {
   if (pending_ == 0 || !HasBuffer()) return false;
   size_t queue = paths_.size();
   Session* session = fair_share_.Next(queue);  // blocks that are not read wait for nothing but a buffer
-  const PathIndex path =
-      ChooseReadPath([this](size_t i) { return static_cast<double>(paths_[i].pending_bytes) * paths_[i].read_cost; });
+  const PathIndex path = ChooseReadPath([this](size_t i) {
+    return static_cast<double>(paths_[i].pending_bytes) * model_.read_cost(static_cast<PathIndex>(i));
+  });
   if (path != kNone) {
     // Neither kind starves the other: who writes a large object always has a block that is not read.
     Session* reader = fair_share_.Next(path);
@@ -251,6 +276,8 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   MLPO_CHECK(it != transfers_.end());
   const InFlight in_flight = it->second;
   transfers_.erase(it);
+  const Transfer& transfer = in_flight.transfer;
+  if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
   if (in_flight.transfer.direction == Direction::kRead) {
     ReadDone(in_flight, result);
   } else {
@@ -305,7 +332,7 @@ Block* Scheduler::NextAhead(PathIndex path) const {
 // the next step no more than keep the path busy, since each one costs a buffer that could have kept another.
 uint32_t Scheduler::RoomAhead(PathIndex index, const Block& block) const {
   const PathState& path = paths_[index];
-  uint32_t limit = std::max(1u, path.read_depth - 1);
+  uint32_t limit = std::max(1u, model_.QueueBlocks(index, Direction::kRead) - 1);
   if (block.epoch < block.owner->session->epoch) {
     limit = std::max(limit, free_.added() / 4 / static_cast<uint32_t>(paths_.size()));
   }
@@ -316,23 +343,23 @@ uint32_t Scheduler::RoomAhead(PathIndex index, const Block& block) const {
 uint64_t Scheduler::WantedAhead(const Block* victim) const {
   uint64_t wanted = 0;
   if (victim == nullptr) return 0;
-  for (size_t i = 0; i < paths_.size(); ++i) {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes > 0) continue;
-    const Block* block = NextAhead(static_cast<PathIndex>(i));
+    const Block* block = NextAhead(i);
     if (block == nullptr || NextUse(*block) >= NextUse(*victim)) continue;
-    wanted += std::min(RoomAhead(static_cast<PathIndex>(i), *block), paths_[i].read_depth);
+    wanted += std::min(RoomAhead(i, *block), model_.QueueBlocks(i, Direction::kRead));
   }
   return wanted;
 }
 
 bool Scheduler::FetchAheadOne() {
   if (free_.empty() && clean_.empty()) return false;
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    if (paths_[i].pending_bytes > 0 || !MayQueue(paths_[i], Direction::kRead)) continue;
-    Block* block = NextAhead(static_cast<PathIndex>(i));
-    if (block == nullptr || RoomAhead(static_cast<PathIndex>(i), *block) == 0) continue;
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (paths_[i].pending_bytes > 0 || !MayQueue(i, Direction::kRead)) continue;
+    Block* block = NextAhead(i);
+    if (block == nullptr || RoomAhead(i, *block) == 0) continue;
     BufferIndex buffer;
-    MLPO_CHECK(TakeBuffer(NodeOf(static_cast<PathIndex>(i)), &buffer));
+    MLPO_CHECK(TakeBuffer(NodeOf(i), &buffer));
     LeaveLists(*block);
     SetAhead(*block, true);
     StartRead(*block, buffer);
@@ -349,9 +376,7 @@ void Scheduler::FailStuck() {
     reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(paths_[i]);
     if (paths_[i].write_error != 0) reasons += " (" + std::generic_category().message(paths_[i].write_error) + ")";
   }
-  const bool full = std::all_of(paths_.begin(), paths_.end(), [](const PathState& path) {
-    return path.write_error == ENOSPC || path.write_error == EDQUOT || path.write_error == EFBIG;
-  });
+  const bool full = std::all_of(paths_.begin(), paths_.end(), IsFull);
   std::vector<BlockOwner*> waiting;
   const auto look = [&](BlockOwner& owner) {
     if (!owner.queue.empty() && owner.queue.front()->left > 0) waiting.push_back(&owner);

@@ -49,7 +49,8 @@ struct Session {
   std::vector<PendingSet> pending;  // per path to read from; the last one: blocks that are not read
   BlockList dirty;                  // kDirty and not wanted, the last used at the back
   std::vector<BlockList> away;      // per path: kAway, not wanted, with an update behind them; order of use, nearly
-  Share share;                      // of what its job is given
+  std::vector<uint64_t> home_parameters;  // per path, of subgroups that are kept whole there
+  Share share;                            // of what its job is given
   uint64_t parameters = 0;
   uint64_t in_flight = 0;   // transfers of its blocks, and work that workers do on them or for it
   uint64_t unanswered = 0;  // requests

@@ -104,18 +104,6 @@ TEST_CASE("Scheduler.CachedBlocksGoFirst") {
 }
 
 TEST_CASE("Scheduler.SharesFollowDeclaredSpeeds") {
-  // e = 1/max(1/r, 1/w, d(1/r+1/w)): 265 and 180 MB/s of 445 on the reference testbed.
-  CHECK(PathWorth({345e6, 265e6, 0.5, 0}) == Approx(265e6));
-  CHECK(PathWorth({180e6, 180e6, 0.5, 0}) == Approx(180e6));
-  CHECK(PathWorth({345e6, 265e6, 1, 0}) == Approx(1 / (1 / 345e6 + 1 / 265e6)));
-  const std::vector<double> shares = PathShares({{345e6, 265e6, 0.5, 0}, {180e6, 180e6, 0.5, 0}});
-  CHECK(shares[0] == Approx(265.0 / 445));
-  const std::vector<double> equal = PathShares({PathParameters{}, PathParameters{}, PathParameters{}});
-  CHECK(equal[1] == Approx(1.0 / 3));
-  // One that is not declared counts as the mean of those that are.
-  const std::vector<double> mixed = PathShares({{300, 300, 0.5, 0}, {100, 100, 0.5, 0}, PathParameters{}});
-  CHECK(mixed[2] == Approx(1.0 / 3));
-
   Scheduler::Options options = MakeOptions(16, 2);
   options.paths = {{345e6, 265e6, 0.5, 0}, {180e6, 180e6, 0.5, 0}};
   FakeTier tier(options, {{345e6, 265e6}, {180e6, 180e6}});

@@ -1,0 +1,158 @@
+// PathModel: what each path can do, learned from what it does; what it is worth, which share it should hold, and how
+// much should be in flight on it.
+//
+//     time(R, W) = max(R/r, W/w, d*(R/r + W/w))      for R bytes read and W written
+//
+// d = 1/2 is full duplex, 1 half duplex, more where mixing hurts. Every block written to a path is read back from it,
+// so R = W counts: a path is worth e = 1 / max(1/r, 1/w, d*(1/r + 1/w)) bytes read and written per second, and the
+// shortest step has each path hold the share e / sum(e). A write budget caps w.
+//
+// Learning. Each direction of a path has a clock that runs while enough is queued in it to keep the path busy, so that
+// a direction that waits for the other one (reads of a path that writes slowly) never seems slow. A window ends after
+// kWindowNs or more of that clock (drawn anew each time: nodes that share a file system must not swing together) and
+// kWindowBlocks. If the other direction was idle it teaches r or w; if not, the two directions' windows together teach
+// what the mix takes, which is d. Where d is known (declared or measured), full duplex means that each window teaches
+// its own direction, and otherwise the mix scales both. With less queued, a window may raise r or w, never lower them.
+// What is averaged is time per byte, with gain 1/2, and a dead band of 2 % moves nothing.
+//
+// Owner: the data thread. No system calls; time is an argument.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "daemon/types/ids.h"
+#include "daemon/types/transfer.h"
+
+namespace mlpo {
+
+enum class Policy : uint8_t {
+  kAdaptive,      // shares by worth
+  kProportional,  // whole subgroups by min(r, w), as known at the start
+  kRatio,         // the weights that the user gave
+};
+
+// Where a path's speeds are from.
+enum class SpeedOrigin : uint8_t { kDefault, kDeclared, kCalibrated, kLearned };
+
+struct PathParameters {
+  double read_bytes_per_s = 0;  // 0: not known
+  double write_bytes_per_s = 0;
+  double duplex = 1;                    // d
+  uint64_t capacity_bytes = 0;          // of extents; 0: no limit of ours
+  bool duplex_known = false;            // declared or measured: a property of the device, which is not learned
+  double weight = 1;                    // policy kRatio
+  double write_budget_bytes_per_s = 0;  // 0: none
+  uint64_t read_depth_bytes = 0;        // in flight that reach the speed, as measured; 0: not known
+  uint64_t write_depth_bytes = 0;
+  SpeedOrigin origin = SpeedOrigin::kDefault;
+};
+
+// e of the model; 0 if neither speed is known; with one of them the other is taken to be equal.
+double PathWorth(const PathParameters& path);
+// Shares that sum to 1; a path without known speeds counts as the mean of those that have some.
+std::vector<double> PathShares(const std::vector<PathParameters>& paths, Policy policy = Policy::kAdaptive);
+
+class PathModel {
+ public:
+  static constexpr int64_t kWindowNs = 500'000'000;  // of busy time, at least
+  static constexpr uint32_t kWindowBlocks = 16;
+  static constexpr double kDeadBand = 0.02;
+  static constexpr double kProbeShare = 0.02;  // a path below it keeps kProbeBlocks a session
+  static constexpr uint32_t kProbeBlocks = 2;
+
+  struct Options {
+    Policy policy = Policy::kAdaptive;
+    bool learn = true;
+    uint64_t seed = 0;          // of the windows' lengths; another on each node
+    uint64_t block_bytes = 0;   // of a whole block's buffer
+    uint32_t buffers = 0;       // of the pool
+    uint32_t queue_blocks = 0;  // in flight per path and direction; 0: by measurement or speed
+    std::vector<PathParameters> paths;
+  };
+  explicit PathModel(Options options);
+
+  // The pool has grown.
+  void SetBuffers(uint32_t buffers);
+
+  // As now believed.
+  const PathParameters& path(PathIndex path) const { return paths_[path].known; }
+  double worth(PathIndex path) const { return paths_[path].worth; }
+  double share(PathIndex path) const { return shares_[path]; }
+  // Seconds per byte, for comparison between paths.
+  double read_cost(PathIndex path) const { return paths_[path].read_cost; }
+  Policy policy() const { return options_.policy; }
+  // Blocks that may be in flight in one direction, at least 1.
+  uint32_t QueueBlocks(PathIndex path, Direction direction) const { return flow(path, direction).queue_blocks; }
+  // Of all paths.
+  uint32_t QueueBlocks(Direction direction) const;
+  // Blocks in flight on one path, both directions together, at most: a hung one must not take the pool.
+  uint32_t path_blocks() const { return path_blocks_; }
+
+  // How much of `total_bytes` each path should hold if it may hold at most room_bytes[path]: what is too much for one
+  // is shared out among the others. The result is valid until the next call.
+  const std::vector<double>& Targets(double total_bytes, const std::vector<double>& room_bytes);
+
+  // Transfers of blocks, as they happen.
+  void Started(PathIndex path, Direction direction, int64_t now_ns);
+  // Whether what is believed has changed.
+  bool Ended(PathIndex path, Direction direction, uint64_t bytes, bool ok, int64_t now_ns);
+
+ private:
+  struct Mark {  // a moment of a path
+    int64_t at_ns = 0;
+    int64_t shared_ns = 0;  // how long both directions have had something in flight till then
+  };
+  struct Window {
+    uint64_t bytes = 0;
+    int64_t busy_ns = 0;
+    int64_t shared_ns = 0;  // of it, while the other direction had something in flight
+    uint32_t blocks = 0;
+    int64_t length_ns = 0;  // when it is enough
+  };
+  struct Flow {  // one direction of a path
+    uint32_t queue_blocks = 1;
+    uint32_t busy_blocks = 1;  // in flight that keep the path busy
+    uint32_t in_flight = 0;
+    bool queued = false;  // busy_blocks or more are
+    Mark queued_since;
+    Mark started;  // when in_flight rose from 0
+    Mark ended;    // of the last transfer
+    Window queue;  // while busy_blocks were in flight
+    Window any;    // while one was
+    // Of its last window that shared the path with the other direction; no cost: taken.
+    double mixed_cost = 0;    // seconds a byte
+    double mixed_shared = 0;  // part of the time that was shared
+  };
+  struct State {
+    PathParameters known;
+    std::array<Flow, 2> flows;  // by Direction
+    int64_t shared_ns = 0;      // both directions had something in flight, till shared_at_ns
+    int64_t shared_at_ns = 0;
+    bool mix_learned = false;  // d is from mixed windows
+    double worth = 0;
+    double read_cost = 0;
+  };
+
+  const Flow& flow(PathIndex path, Direction direction) const {
+    return paths_[path].flows[static_cast<size_t>(direction)];
+  }
+  Mark Now(State& path, int64_t now_ns);
+  Window NewWindow();
+  static void Add(Window& window, Mark from, Mark to, uint64_t bytes);
+  bool MaybeLearn(State& path, Direction direction, Window& window, bool queued);
+  bool Learn(State& path, Direction direction, double cost, double shared);
+  bool LearnMix(State& path);
+  void Settle();
+
+  const Options options_;
+  uint32_t path_blocks_ = 1;
+  std::mt19937_64 random_;
+  std::vector<State> paths_;
+  std::vector<double> shares_;
+  std::vector<double> targets_;
+};
+
+}  // namespace mlpo
