@@ -13,6 +13,10 @@ int64_t RealNs() {
       .count();
 }
 
+FileId FileOf(SessionId session) {
+  return static_cast<FileId>(IsStore(session) ? 1'000'000 + (session & ~kStoreBit) : session);
+}
+
 bool Overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) { return a < b + b_bytes && b < a + a_bytes; }
 
 }  // namespace
@@ -69,7 +73,7 @@ void FakeTier::AddSession(SessionId session, const std::string& job) {
 void FakeTier::AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts) {
   if (!known_.contains(session)) AddSession(session);
   if (!std::exchange(known_[session], true)) {
-    scheduler_->SetFiles(session, std::vector<FileId>(paths_.size(), static_cast<FileId>(session)));
+    scheduler_->SetFiles(session, std::vector<FileId>(paths_.size(), FileOf(session)));
   }
   SubgroupSpec spec;
   spec.id = id;
@@ -131,7 +135,7 @@ void FakeTier::SessionGone(SessionId session) {
   if (!gone_.insert({session, true}).second) Violate("a session was gone twice");
   for (const auto& [place, transfers] : moving_) {
     for (const auto& [offset, transfer] : transfers) {
-      if (transfer.file == static_cast<FileId>(session)) Violate("a session was gone before its last transfer");
+      if (transfer.file == FileOf(session)) Violate("a session was gone before its last transfer");
     }
   }
 }
@@ -142,9 +146,9 @@ void FakeTier::MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket
   rooms.push_back(bytes);
   At(now_ns_ + 1000, [this, store = asks.id, bytes, ticket] {
     --asking_[store];
-    const auto file = static_cast<FileId>(1'000'000 + (store & ~kStoreBit));
     Call([&] {
-      scheduler_->RoomMade(store, bytes, ticket, std::vector<FileId>(paths_.size(), file), room_failure, now_ns_);
+      scheduler_->RoomMade(store, bytes, ticket, std::vector<FileId>(paths_.size(), FileOf(store)), room_failure,
+                           now_ns_);
     });
   });
 }
@@ -238,9 +242,11 @@ void FakeTier::EndTransfer(const Transfer& transfer) {
   result.path = transfer.path;
   result.error = path.fault ? path.fault(transfer) : 0;
   if (result.error == 0) result.bytes = transfer.bytes;
+  const bool read = transfer.direction == Direction::kRead;
+  (read ? path.counts.done_read_bytes : path.counts.done_written_bytes) += result.bytes;
   File& file = files_[{transfer.path, transfer.file}];
   auto it = file.lower_bound(transfer.offset);
-  if (transfer.direction == Direction::kRead) {
+  if (read) {
     const bool whole = it != file.end() && it->first == transfer.offset && it->second.bytes == transfer.bytes;
     if (result.error == 0) buffer.token = whole ? it->second.token : kGarbage;
   } else {

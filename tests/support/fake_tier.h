@@ -54,7 +54,8 @@ class FakeTier : public SchedulerActions {
   void SetFault(PathIndex path, Fault fault) { paths_[path].fault = std::move(fault); }
 
   struct PathCounts {
-    uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0;
+    uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0;  // started
+    uint64_t done_read_bytes = 0, done_written_bytes = 0;               // of those that succeeded
     uint32_t most_in_flight = 0, in_flight = 0;
   };
   const PathCounts& counts(PathIndex path) const { return paths_[path].counts; }

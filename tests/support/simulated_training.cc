@@ -76,7 +76,10 @@ class Driver {
     ++rank.step;
     int64_t wait_ns = rank.plan->backward_ns;
     if (rank.step == rank.plan->pause_step) wait_ns += rank.plan->pause_ns;
-    tier_.At(tier_.now_ns() + wait_ns, [this, &rank] { Submit(rank, Phase::kGradients); });
+    rank.phase = Phase::kBackward;
+    tier_.At(tier_.now_ns() + wait_ns, [this, &rank] {
+      if (rank.phase == Phase::kBackward) Submit(rank, Phase::kGradients);
+    });
   }
 
   void Submit(Rank& rank, Phase phase) {
