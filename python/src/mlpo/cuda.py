@@ -249,7 +249,8 @@ class Slot:
         gradient: a CUDA tensor of the whole, or pieces of it as (first, count, tensor or Kind.ZERO or Kind.SKIP).
         Raises EBUSY while an update runs.
         """
-        pieces = [(0, self.subgroup.numel, gradient)] if hasattr(gradient, "data_ptr") else list(gradient)
+        whole = hasattr(gradient, "data_ptr")
+        pieces: list[tuple[int, int, Any]] = [(0, self.subgroup.numel, gradient)] if whole else list(gradient)
         array = _native.ffi.new("struct mlpo_cuda_piece[]", max(1, len(pieces)))
         for item, (first, count, what) in zip(array, pieces):
             item.first, item.count = first, count
