@@ -291,10 +291,13 @@ void DataLoop::FillTotals(Snapshot* snapshot, int64_t now_ns) const {
     scheduler_.Fill(static_cast<PathIndex>(i), &snapshot->paths[i], now_ns);
   }
   scheduler_.Fill(&snapshot->pool);
+  scheduler_.Fill(&snapshot->steps, &snapshot->workers_busy_ns, now_ns);
 }
 
 void DataLoop::Fill(Snapshot* snapshot) const {
-  FillTotals(snapshot, NowNs());
+  const int64_t now_ns = NowNs();
+  FillTotals(snapshot, now_ns);
+  snapshot->taken_ns = now_ns;
   for (const auto& [id, session] : sessions_) {
     SessionSnapshot entry;
     entry.id = id;
@@ -305,7 +308,7 @@ void DataLoop::Fill(Snapshot* snapshot) const {
     entry.uid = session->identity.uid;
     entry.generation = session->identity.generation;
     entry.submissions = session->submissions;
-    scheduler_.Fill(id, &entry);
+    scheduler_.Fill(id, &entry, now_ns);
     snapshot->sessions.push_back(std::move(entry));
   }
   std::sort(snapshot->sessions.begin(), snapshot->sessions.end(),

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "daemon/base/clock.h"
 #include "daemon/control/metrics.h"
 #include "proto/abi.h"
 
@@ -12,6 +13,47 @@ using nlohmann::ordered_json;
 
 std::string Dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
+}
+
+double Seconds(int64_t ns) { return static_cast<double>(ns) / kNsPerS; }
+
+// Into `to`, as "adam_s" and so on.
+void AddSums(const StepSums& sums, ordered_json* to) {
+  for (size_t i = 0; i < kStepParts; ++i) (*to)[std::string(kStepPartNames[i]) + "_s"] = Seconds(sums.parts_ns[i]);
+  (*to)["grads"] = sums.grads;
+  (*to)["updates"] = sums.updates;
+  (*to)["blocks"] = sums.blocks;
+  (*to)["cached_blocks"] = sums.cached_blocks;
+  (*to)["prefetched_blocks"] = sums.prefetched_blocks;
+  (*to)["read_blocks"] = sums.read_blocks;
+}
+
+ordered_json Step(const StepRecord& step, const Snapshot& snapshot) {
+  ordered_json all = {{"number", step.number},
+                      {"epoch", step.epoch},
+                      {"skipped", step.skipped},
+                      {"ago_s", Seconds(snapshot.taken_ns - step.ended_ns)},
+                      {"time_s", Seconds(step.ended_ns - step.began_ns)},
+                      {"period_s", Seconds(step.period_ns)}};
+  AddSums(step, &all);
+  all["paths"] = ordered_json::array();
+  for (size_t i = 0; i < step.paths.size() && i < snapshot.paths.size(); ++i) {
+    const PathUse& use = step.paths[i];
+    all["paths"].push_back({{"name", snapshot.paths[i].name},
+                            {"read_bytes", use.read_bytes},
+                            {"written_bytes", use.written_bytes},
+                            {"read_busy_s", Seconds(use.read_busy_ns)},
+                            {"write_busy_s", Seconds(use.write_busy_ns)},
+                            {"busy_s", Seconds(use.busy_ns)}});
+  }
+  return all;
+}
+
+ordered_json Steps(const Snapshot& snapshot) {
+  const StepTotals& steps = snapshot.steps;
+  ordered_json all = {{"ended", steps.ended}, {"skipped", steps.skipped}, {"time_s", Seconds(steps.time_ns)}};
+  AddSums(steps, &all);
+  return all;
 }
 
 ordered_json Sessions(const Snapshot& snapshot, Viewer viewer) {
@@ -31,7 +73,11 @@ ordered_json Sessions(const Snapshot& snapshot, Viewer viewer) {
                    {"skipped_steps", s.skipped_steps},
                    {"arena_bytes", s.arena_bytes},
                    {"requests_in_flight", s.requests_in_flight},
-                   {"submissions", s.submissions}});
+                   {"submissions", s.submissions},
+                   {"step", s.step ? Step(*s.step, snapshot) : ordered_json()},
+                   {"last_step", s.steps.empty() ? ordered_json() : Step(s.steps.back(), snapshot)},
+                   {"steps", ordered_json::array()}});
+    for (const StepRecord& step : s.steps) all.back()["steps"].push_back(Step(step, snapshot));
   }
   return all;
 }
@@ -57,7 +103,12 @@ ordered_json Paths(const Snapshot& snapshot) {
                    {"checkpoint_bytes", p.checkpoint_bytes},
                    {"read_errors", p.read_errors},
                    {"write_errors", p.write_errors},
-                   {"in_flight", p.in_flight}});
+                   {"in_flight", p.in_flight},
+                   {"read_busy_s", Seconds(p.read_busy_ns)},
+                   {"write_busy_s", Seconds(p.write_busy_ns)},
+                   {"busy_s", Seconds(p.busy_ns)},
+                   {"read_limit", p.read_limit},
+                   {"write_limit", p.write_limit}});
   }
   return all;
 }
@@ -84,6 +135,8 @@ std::string StatusJson(const Snapshot& s, Viewer viewer) {
                {"uptime_s", s.uptime_s},
                {"adam_target", s.adam_target},
                {"adam_workers", s.adam_workers},
+               {"workers_busy_s", Seconds(s.workers_busy_ns)},
+               {"steps", Steps(s)},
                {"protocol_errors", s.protocol_errors},
                {"lost_wakeups", s.lost_wakeups},
                {"arenas_bytes", s.arenas_bytes},

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/scheduler/step_record.h"
 #include "daemon/scheduler/window.h"
 #include "daemon/types/ids.h"
 #include "daemon/types/request.h"
@@ -133,7 +134,8 @@ struct Subgroup : BlockOwner {
   bool torn = false;
   mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
   uint16_t torn_flags = 0;
-  Coverage torn_written;                   // what WRITE_STATE has written since
+  Coverage torn_written;  // what WRITE_STATE has written since
+  SubgroupSteps steps;
   std::vector<std::unique_ptr<Op>> grads;  // that workers have
 };
 

@@ -46,6 +46,7 @@ struct Object : BlockOwner {
 // Has a session's files, extents and place in the order of sessions; made by a job's first object and gone with its
 // last.
 struct ObjectStore : Session {
+  using Session::Session;
   uint32_t uid = 0;
   std::string job_name;
   std::map<std::string, Object*, std::less<>> names;

@@ -26,7 +26,8 @@ Scheduler::Scheduler(Options options, SchedulerActions* actions)
               .paths = options_.paths}),
       room_bytes_(options_.paths.size()),
       paths_(options_.paths.size()),
-      fair_share_(options_.paths.size() + 1) {
+      fair_share_(options_.paths.size() + 1),
+      steps_(options_.paths.size()) {
   MLPO_CHECK(options_.buffers > 0 && !options_.paths.empty());
   free_.Add(0, options_.buffers, options_.buffers_node);
   SetLowWater();
@@ -38,7 +39,7 @@ void Scheduler::SetLowWater() {
 }
 
 void Scheduler::AddBuffers(BufferIndex first, uint32_t count, int node, int64_t now_ns) {
-  now_ns_ = now_ns;
+  Enter(now_ns);
   free_.Add(first, count, node);
   model_.SetBuffers(free_.added());
   SetLowWater();
@@ -55,6 +56,11 @@ Scheduler::~Scheduler() {
   }
 }
 
+void Scheduler::Enter(int64_t now_ns) {
+  steps_.Settle(now_ns, BufferIsFree());
+  now_ns_ = now_ns;
+}
+
 Session* Scheduler::Find(SessionId session) const {
   auto it = sessions_.find(session);
   return it == sessions_.end() ? nullptr : it->second.get();
@@ -69,7 +75,7 @@ const Subgroup* Scheduler::FindSubgroup(SessionId session, SubgroupId subgroup) 
 
 void Scheduler::AddSession(const SessionIdentity& identity) {
   MLPO_CHECK(Find(identity.id) == nullptr);
-  auto session = std::make_unique<Session>();
+  auto session = std::make_unique<Session>(paths_.size());
   session->features = identity.features;
   session->numa_node = identity.numa_node;
   session->job = &jobs_[{identity.uid, identity.job}];
@@ -130,7 +136,7 @@ PathIndex Scheduler::ChooseHome(Session& session, uint64_t numel) const {
 }
 
 void Scheduler::EndSession(SessionId id, int64_t now_ns) {
-  now_ns_ = now_ns;
+  Enter(now_ns);
   Session* session = Find(id);
   if (session == nullptr || session->ending) return;
   session->ending = true;
@@ -174,13 +180,14 @@ void Scheduler::MaybeGone(Session& session) {
     for (Block& block : subgroup->blocks) ReleaseExtent(block);
   }
   const SessionId id = session.id;
+  steps_.Forget(session.steps);
   const bool known = !IsStore(id) || static_cast<ObjectStore&>(session).has_files;
   sessions_.erase(id);
   if (known) actions_->SessionGone(id);
 }
 
 void Scheduler::Tick(int64_t now_ns) {
-  now_ns_ = now_ns;
+  Enter(now_ns);
   Pump();
   if (CanMove()) {
     stuck_since_ns_ = 0;
@@ -206,6 +213,11 @@ void Scheduler::Fill(PoolSnapshot* pool) const {
   pool->cached_blocks = free_.added() - free_.size();
   pool->dirty_blocks = flushing_;
   for (const auto& [id, session] : sessions_) pool->dirty_blocks += session->dirty.size();
+}
+
+void Scheduler::Fill(StepTotals* steps, int64_t* workers_busy_ns, int64_t now_ns) const {
+  *steps = steps_.totals();
+  *workers_busy_ns = steps_.WorkersBusyNs(now_ns);
 }
 
 bool Scheduler::IsFull(const PathState& path) {
@@ -235,15 +247,19 @@ void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) co
   snapshot->read_bytes_per_s = path.read_rate.PerSecond(now_ns);
   snapshot->write_bytes_per_s = path.write_rate.PerSecond(now_ns);
   snapshot->in_flight = path.reads + path.writes;
+  snapshot->read_limit = model_.path(index).read_bytes_per_s;
+  snapshot->write_limit = model_.path(index).write_bytes_per_s;
+  steps_.Fill(index, snapshot, now_ns);
 }
 
-void Scheduler::Fill(SessionId id, SessionSnapshot* snapshot) const {
+void Scheduler::Fill(SessionId id, SessionSnapshot* snapshot, int64_t now_ns) const {
   const Session* session = Find(id);
   if (session == nullptr) return;
   snapshot->parameters = session->parameters;
   snapshot->subgroups = session->subgroups.size();
   snapshot->skipped_steps = session->skipped_steps;
   snapshot->requests_in_flight = session->unanswered;
+  steps_.Fill(session->steps, snapshot, now_ns, BufferIsFree());
   bool first = true;
   for (const auto& [handle, subgroup] : session->subgroups) {
     snapshot->epoch = first ? subgroup->epoch : std::min<uint64_t>(snapshot->epoch, subgroup->epoch);

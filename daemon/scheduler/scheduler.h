@@ -38,6 +38,7 @@
 #include "daemon/scheduler/free_buffers.h"
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/path_model.h"
+#include "daemon/scheduler/step_record.h"
 #include "daemon/types/request.h"
 #include "daemon/types/session_identity.h"
 #include "daemon/types/snapshot.h"
@@ -118,8 +119,9 @@ class Scheduler {
   const Subgroup* FindSubgroup(SessionId session, SubgroupId subgroup) const;
 
   void Fill(PoolSnapshot* pool) const;
+  void Fill(StepTotals* steps, int64_t* workers_busy_ns, int64_t now_ns) const;
   void Fill(PathIndex path, PathSnapshot* snapshot, int64_t now_ns) const;
-  void Fill(SessionId session, SessionSnapshot* snapshot) const;
+  void Fill(SessionId session, SessionSnapshot* snapshot, int64_t now_ns) const;
 
   // Bytes of one block's parts on storage and in its buffer: master, first and second moments, each padded to
   // MLPO_ALIGN.
@@ -152,6 +154,10 @@ class Scheduler {
   };
 
   void SetLowWater();
+  // First in each call: time has come to now_ns.
+  void Enter(int64_t now_ns);
+  // Without a flush.
+  bool BufferIsFree() const { return !free_.empty() || !clean_.empty(); }
   Session* Find(SessionId session) const;
   PathIndex ChooseHome(Session& session, uint64_t numel) const;
   void Keep(SessionId id, std::unique_ptr<Session> session);
@@ -195,6 +201,7 @@ class Scheduler {
   static bool IsGrowing(const Block& block);
   // Blocks: scheduler_blocks.cc
   void WantBlock(Op& op, Block& block);
+  static StepBook::Found WhereFound(const Block& block);
   bool NeedsOldContent(const Block& block) const;
   void StartWork(Block& block);
   void MakePending(Block& block);
@@ -259,6 +266,7 @@ class Scheduler {
   uint64_t next_transfer_ = 1;
   uint64_t next_sequence_ = 1;
 
+  StepBook steps_;
   int64_t now_ns_ = 0;          // of the call that is being carried out
   int64_t stuck_since_ns_ = 0;  // nothing can move since; 0: not so
 

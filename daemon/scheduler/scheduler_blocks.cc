@@ -10,6 +10,7 @@ namespace mlpo {
 
 void Scheduler::WantBlock(Op& op, Block& block) {
   block.want = &op;
+  if (op.kind() == MLPO_OP_UPDATE) steps_.UpdateWants(op.session->steps, WhereFound(block));
   switch (block.state) {
     case BlockState::kAway:
       MakePending(block);
@@ -27,6 +28,12 @@ void Scheduler::WantBlock(Op& op, Block& block) {
     case BlockState::kWorking:
       MLPO_CHECK(false);  // operations of a subgroup run one at a time
   }
+}
+
+StepBook::Found Scheduler::WhereFound(const Block& block) {
+  if (block.ahead) return StepBook::Found::kPrefetched;
+  if (block.state != BlockState::kAway) return StepBook::Found::kCached;
+  return block.nonzero != 0 ? StepBook::Found::kAway : StepBook::Found::kZero;
 }
 
 // Whether the wanted operation needs what the block held before.
@@ -48,6 +55,7 @@ void Scheduler::MakePending(Block& block) {
   LeaveLists(block);
   session.pending[queue].insert(block);
   fair_share_.Wait(session, queue, ContentBytes(block));
+  steps_.BlockWaits(session.steps);
   ++pending_;
   if (read) paths_[queue].pending_bytes += ContentBytes(block);
 }
@@ -57,6 +65,7 @@ void Scheduler::RemovePending(Block& block) {
   const bool read = NeedsOldContent(block);
   const size_t queue = read ? block.extent.path : paths_.size();
   session.pending[queue].erase(session.pending[queue].iterator_to(block));
+  steps_.BlockWaitsNoMore(session.steps);
   --pending_;
   fair_share_.Leave(session, ContentBytes(block));
   if (read) paths_[queue].pending_bytes -= ContentBytes(block);
@@ -70,14 +79,16 @@ void Scheduler::StartWork(Block& block) {
   ++working_;
   Hold(block);
   ++block.want->session->in_flight;  // its arena is in use, too
+  steps_.WorkBegins(block.want->session->steps, block.want->kind() == MLPO_OP_UPDATE);
   actions_->StartBlockWork(*block.want, block);
 }
 
 void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
-  now_ns_ = now_ns;
+  Enter(now_ns);
   Op& op = *block.want;
   Session& session = *op.session;
   --working_;
+  steps_.WorkEnds(session.steps, op.kind() == MLPO_OP_UPDATE);
   LetGo(block);
   --session.in_flight;
   block.want = nullptr;

@@ -165,7 +165,7 @@ void Scheduler::SeeToRoom(ObjectStore& store) {
 
 void Scheduler::RoomMade(SessionId id, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, Failure failure,
                          int64_t now_ns) {
-  now_ns_ = now_ns;
+  Enter(now_ns);
   auto* store = static_cast<ObjectStore*>(Find(id));
   if (store == nullptr) return;  // all that waited for it has gone
   if (failure.status == 0) {
@@ -299,7 +299,7 @@ Failure Scheduler::Commit(Object& object) {
 
 ObjectStore& Scheduler::StoreOf(TrainingJob& job) {
   if (job.store != nullptr) return *job.store;
-  auto store = std::make_unique<ObjectStore>();
+  auto store = std::make_unique<ObjectStore>(paths_.size());
   store->uid = job.uid;
   store->job_name = job.name;
   store->job = &job;

@@ -65,7 +65,7 @@ void Scheduler::Answer(const Request& request, Failure failure, uint64_t value, 
 }
 
 void Scheduler::Submit(const Request& request, int64_t now_ns) {
-  now_ns_ = now_ns;
+  Enter(now_ns);
   Session* session = Find(request.session);
   if (session == nullptr || session->ending) return;  // its ring is not read any more
   const uint16_t op = request.submission.op;
@@ -105,15 +105,17 @@ void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   ++working_;
   Op* started = op.get();
   subgroup.grads.push_back(std::move(op));
+  steps_.GradBegins(subgroup.session->steps, subgroup.steps);
   actions_->StartStats(*started);
 }
 
 void Scheduler::StatsDone(Op* op, int64_t now_ns) {
-  now_ns_ = now_ns;
+  Enter(now_ns);
   --working_;
   Session& session = *op->session;
   Subgroup& subgroup = *op->subgroup();
   --session.in_flight;
+  steps_.GradEnds(session.steps);
   auto place = std::find_if(subgroup.grads.begin(), subgroup.grads.end(), [&](const auto& g) { return g.get() == op; });
   std::unique_ptr<Op> done = std::move(*place);
   subgroup.grads.erase(place);
@@ -145,6 +147,9 @@ void Scheduler::SubmitDiscard(Session& session, const Request& request) {
     subgroup->grads_running = 0;
   }
   if (request.submission.arg == MLPO_DISCARD_OVERFLOW) ++session.skipped_steps;
+  const bool windows = std::any_of(session.subgroups.begin(), session.subgroups.end(),
+                                   [](const auto& entry) { return entry.second->window.begun(); });
+  if (!windows) steps_.AllDiscarded(session.steps);
   Answer(request, {});
 }
 
@@ -165,6 +170,7 @@ void Scheduler::SubmitState(Subgroup& subgroup, const Request& request) {
   if (request.submission.op == MLPO_OP_UPDATE) {
     Failure failure = CheckUpdate(subgroup, request);
     if (failure.status != 0) return Answer(request, std::move(failure));
+    steps_.UpdateAccepted(subgroup.session->steps, subgroup.steps);
   }
   Enqueue(subgroup, *subgroup.session, request);
   RunQueue(subgroup);
@@ -195,6 +201,7 @@ void Scheduler::RunQueue(BlockOwner& owner) {
 }
 
 Failure Scheduler::BeginOp(Op& op) {
+  steps_.OpBegins(op.session->steps);
   if (op.kind() == MLPO_OP_UPDATE) return BeginUpdate(op);
   const mlpo_submission& submission = op.request.submission;
   if (submission.arg == MLPO_PART_STEP || submission.count == 0) return {};  // done in EndFront
@@ -299,12 +306,14 @@ void Scheduler::EndFront(BlockOwner& owner) {
   const std::unique_ptr<Op> op = TakeFront(owner);
   if (op->object() != nullptr) return EndObjectOp(*op);
   Subgroup& subgroup = *op->subgroup();
+  steps_.OpEnds(op->session->steps);
   Completion completion;
   completion.session = op->request.session;
   completion.user_data = op->request.submission.user_data;
   completion.subgroup = op->request.submission.subgroup;
   if (op->kind() == MLPO_OP_UPDATE) {
     EndUpdate(*op, &completion);
+    steps_.UpdateEnds(op->session->steps, subgroup.steps, completion.value, op->session->subgroups.size());
   } else if (op->request.submission.arg == MLPO_PART_STEP) {
     op->failure = actions_->CopySteps(*op, subgroup.spec.tensors);
   } else if (op->kind() == MLPO_OP_WRITE_STATE && op->failure.status == 0) {

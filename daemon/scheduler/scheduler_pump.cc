@@ -54,6 +54,7 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent) {
   transfer.bytes = TransferBytes(block);
   transfers_[transfer.id] = in_flight;
   model_.Started(transfer.path, direction, now_ns_);
+  steps_.TransferBegins(block.owner->session->steps, transfer);
   actions_->StartTransfer(transfer);
 }
 
@@ -271,13 +272,14 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
 }
 
 void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
-  now_ns_ = now_ns;
+  Enter(now_ns);
   auto it = transfers_.find(result.id);
   MLPO_CHECK(it != transfers_.end());
   const InFlight in_flight = it->second;
   transfers_.erase(it);
   const Transfer& transfer = in_flight.transfer;
   if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
+  steps_.TransferEnds(in_flight.block->owner->session->steps, in_flight.transfer, result.bytes);
   if (in_flight.transfer.direction == Direction::kRead) {
     ReadDone(in_flight, result);
   } else {

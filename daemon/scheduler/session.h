@@ -12,6 +12,7 @@
 #include "daemon/scheduler/block.h"
 #include "daemon/scheduler/fair_share.h"
 #include "daemon/scheduler/placement.h"
+#include "daemon/scheduler/step_record.h"
 
 namespace mlpo {
 
@@ -37,6 +38,7 @@ struct TrainingJob;
 struct ObjectStore;
 
 struct Session {
+  explicit Session(size_t paths) : steps(paths) {}
   virtual ~Session() = default;
   SessionId id = 0;
   TrainingJob* job = nullptr;  // nullptr: it is ending
@@ -58,6 +60,7 @@ struct Session {
   uint32_t epoch = 0;     // of its blocks, the highest
   int64_t epoch_ns = 0;   // when the first block had it
   int64_t period_ns = 0;  // from the epoch before to it; 0: not known
+  SessionSteps steps;
   bool ending = false;
 };
 

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "daemon/types/ids.h"
+#include "daemon/types/step_record.h"
 
 namespace mlpo {
 
@@ -23,7 +25,9 @@ struct SessionSnapshot {
   uint64_t skipped_steps = 0;
   uint64_t arena_bytes = 0;
   uint64_t requests_in_flight = 0;
-  uint64_t submissions = 0;  // accepted so far
+  uint64_t submissions = 0;        // accepted so far
+  std::optional<StepRecord> step;  // the one that goes on
+  std::vector<StepRecord> steps;   // the last ones that ended, the latest last
 };
 
 struct PathSnapshot {
@@ -41,7 +45,12 @@ struct PathSnapshot {
   uint64_t checkpoint_bytes = 0;
   uint64_t read_errors = 0;
   uint64_t write_errors = 0;
-  uint32_t in_flight = 0;  // transfers
+  uint32_t in_flight = 0;    // transfers
+  int64_t read_busy_ns = 0;  // time with a read in flight, since start
+  int64_t write_busy_ns = 0;
+  int64_t busy_ns = 0;    // with either
+  double read_limit = 0;  // bytes/s that it is taken to do, declared or measured; 0: not known
+  double write_limit = 0;
 };
 
 struct PoolSnapshot {
@@ -62,6 +71,7 @@ struct Snapshot {
   std::string socket;
   int32_t pid = 0;
   double uptime_s = 0;
+  int64_t taken_ns = 0;     // when the data thread gave its part
   std::string adam_target;  // instruction set in use
   uint32_t adam_workers = 0;
   uint64_t protocol_errors = 0;  // sessions ended for breaking the protocol
@@ -70,6 +80,8 @@ struct Snapshot {
   uint64_t arenas_limit_bytes = 0;
   uint64_t total_sessions = 0;  // of all users; `sessions` may be left empty beside it
   uint64_t total_parameters = 0;
+  int64_t workers_busy_ns = 0;  // time in which the Adam workers had something to do, since start
+  StepTotals steps;
   std::vector<SessionSnapshot> sessions;
   std::vector<PathSnapshot> paths;
   PoolSnapshot pool;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <chrono>
+#include <cmath>
 #include <memory>
 #include <random>
 #include <set>
@@ -47,8 +48,9 @@ TEST_CASE("ControlServer.StatusHasTheNamesOthersRead") {
   CHECK(reply["id"] == "x");
   const json& status = reply["result"];
   CHECK(Names(status) == std::set<std::string>{"state", "version", "node", "socket", "pid", "uptime_s", "adam_target",
-                                               "adam_workers", "protocol_errors", "lost_wakeups", "arenas_bytes",
-                                               "arenas_limit_bytes", "totals", "sessions", "paths", "pool"});
+                                               "adam_workers", "workers_busy_s", "protocol_errors", "lost_wakeups",
+                                               "arenas_bytes", "arenas_limit_bytes", "totals", "steps", "sessions",
+                                               "paths", "pool"});
   CHECK(status["state"] == "ready");
   CHECK(status["uptime_s"] == 12.5);
   CHECK(status["arenas_limit_bytes"] == 1ull << 40);
@@ -71,6 +73,50 @@ TEST_CASE("ControlServer.StatusHasTheNamesOthersRead") {
     CHECK(status["pool"].contains(name));
   CHECK(status["pool"]["free_blocks"] == 6);
   CHECK(status["totals"]["parameters"] == 268001000);
+}
+
+TEST_CASE("ControlServer.StepsSayWhereTheTimeWent") {
+  ControlScene scene;
+  mlpo::StepRecord step;
+  step.number = 9;
+  step.epoch = 8;
+  step.began_ns = 1'000'000'000;
+  step.ended_ns = 3'500'000'000;
+  step.period_ns = 4'000'000'000;
+  step.parts_ns = {1'000'000'000, 2'000'000, 900'000'000, 98'000'000, 300'000'000, 200'000'000};
+  step.blocks = 12;
+  step.cached_blocks = 5;
+  step.prefetched_blocks = 4;
+  step.read_blocks = 3;
+  step.paths = {{36, 24, 1'500'000'000, 500'000'000, 1'750'000'000}};
+  scene.snapshot.taken_ns = 5'000'000'000;
+  scene.snapshot.sessions[0].steps = {step, step};
+  scene.snapshot.sessions[0].steps[1].number = 10;
+  scene.snapshot.steps.ended = 77;
+  scene.snapshot.paths[0].busy_ns = 2'500'000'000;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const json status = peer.Call("status")["result"];
+  CHECK(status["steps"]["ended"] == 77);
+  CHECK(status["paths"].at(0)["busy_s"] == 2.5);
+  const json& session = status["sessions"].at(0);
+  CHECK(session["step"].is_null());
+  REQUIRE(session["steps"].size() == 2);
+  CHECK(session["last_step"] == session["steps"].at(1));
+  CHECK(session["last_step"]["number"] == 10);
+  const json& told = session["steps"].at(0);
+  CHECK(told["ago_s"] == 1.5);
+  CHECK(told["time_s"] == 2.5);
+  CHECK(told["period_s"] == 4.0);
+  double sum = 0;
+  for (const char* part : {"adam_s", "copy_s", "fetch_wait_s", "flush_wait_s", "grad_s", "idle_s"})
+    sum += told[part].get<double>();
+  CHECK(std::abs(sum - 2.5) < 1e-9);
+  CHECK(told["fetch_wait_s"] == 0.9);
+  CHECK(told["cached_blocks"] == 5);
+  CHECK(told["paths"] == json::parse(R"([{"name":"nvme","read_bytes":36,"written_bytes":24,"read_busy_s":1.5,
+                                         "write_busy_s":0.5,"busy_s":1.75}])"));
+  CHECK(status["sessions"].at(1)["last_step"].is_null());
 }
 
 TEST_CASE("ControlServer.OtherMethods") {

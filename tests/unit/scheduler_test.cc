@@ -236,7 +236,7 @@ TEST_CASE("Scheduler.NonFiniteGradientIsRefusedUnlessFlagged") {
   const uint64_t discard = tier.Submit(1, MLPO_OP_DISCARD, MLPO_ALL_SUBGROUPS, 0, MLPO_DISCARD_OVERFLOW, 0, 0);
   CHECK(tier.status(discard) == 0);
   SessionSnapshot snapshot;
-  tier.scheduler().Fill(1, &snapshot);
+  tier.scheduler().Fill(1, &snapshot, tier.now_ns());
   CHECK(snapshot.skipped_steps == 1);
   CHECK(snapshot.epoch == 0);
   tier.chunk_finite = true;
