@@ -5,16 +5,17 @@
     DS_ACCELERATOR=cpu pip install --no-build-isolation deepspeed==0.19.8
     tests/bench/adam_peer.py [--bin build/bin] [--params 64] [--threads N] [--pairs 7]
 
-Both update the same memory, an mmap that holds p, m and v in FP32, gradient and parameter, and take turns on it with the same
-number of threads; who begins changes from pair to pair. mlpo makes one pass, gradient scale included. DeepSpeed's time is given
-twice: `stage3` is what ZeRO-3 with offloaded optimizer does to a subgroup (0.19.8, runtime/zero/stage3.py): gradients upcast by
-`.to(torch.float32)` and copied into the FP32 gradient, that multiplied by 1 / loss scale, DeepSpeedCPUAdam.step(), and the FP32
-parameter copied into the 16-bit one; `least` is what it cannot do without: upcast in one pass (none for FP32 gradients), step
-and downcast. The bound is on `least`. Before that both make one update from equal state, and the results are compared.
+Both update the same memory, an mmap that holds p, m and v in FP32, gradient and parameter, and take turns on it with
+the same number of threads; who begins changes from pair to pair. mlpo makes one pass, gradient scale included.
+DeepSpeed's time is given twice: `stage3` is what ZeRO-3 with offloaded optimizer does to a subgroup (0.19.8,
+runtime/zero/stage3.py): gradients upcast by `.to(torch.float32)` and copied into the FP32 gradient, that multiplied by
+1 / loss scale, DeepSpeedCPUAdam.step(), and the FP32 parameter copied into the 16-bit one; `least` is what it cannot
+do without: upcast in one pass (none for FP32 gradients), step and downcast. The bound is on `least`. Before that both
+make one update from equal state, and the results are compared.
 
-Prints a JSON line for each pair of types: seconds as median and range, ratios of each pair likewise. Exit code 1: below the
-bound, or the two disagree; 77: DeepSpeed or torch is not there. The first run compiles DeepSpeed's operator (minutes). Wants
-an otherwise idle machine: not part of the tests.
+Prints a JSON line for each pair of types: seconds as median and range, ratios of each pair likewise. Exit code 1:
+below the bound, or the two disagree; 77: DeepSpeed or torch is not there. The first run compiles DeepSpeed's operator
+(minutes). Wants an otherwise idle machine: not part of the tests.
 """
 
 from __future__ import annotations

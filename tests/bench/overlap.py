@@ -5,8 +5,8 @@
     tests/bench/testbed up && tests/bench/testbed run build/venv/bin/python tests/bench/overlap.py \\
       --path /tmp/mlpo-testbed/nvme --path /tmp/mlpo-testbed/pfs
 
-Trains the GPT of deploy/quickstart, made larger, on a daemon of its own whose pool holds a quarter of the state, so that each
-step moves the rest; in turns, from the same weights with the same batches, with
+Trains the GPT of deploy/quickstart, made larger, on a daemon of its own whose pool holds a quarter of the state, so that
+each step moves the rest; in turns, from the same weights with the same batches, with
 
     step              gradients taken, sent and applied at step()
     overlap           overlap=True: taken and sent in the backward pass
@@ -14,9 +14,9 @@ step moves the rest; in turns, from the same weights with the same batches, with
     in_backward       update_in_backward=True: updates begin in the backward pass
     in_backward,nowait    both
 
-`model_s` is forward and backward pass without an optimizer: no step is shorter. Prints a JSON line for each with the median step of
-all rounds, the range of the rounds', and its ratio to `step`. All must end with the same bits: exit code 1 if they do not; 77 if
-torch or mlpo is not there. Wants an otherwise idle machine: not part of the tests.
+`model_s` is forward and backward pass without an optimizer: no step is shorter. Prints a JSON line for each with the
+median step of all rounds, the range of the rounds', and its ratio to `step`. All must end with the same bits: exit code 1
+if they do not; 77 if torch or mlpo is not there. Wants an otherwise idle machine: not part of the tests.
 """
 
 from __future__ import annotations

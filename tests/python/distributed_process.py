@@ -159,6 +159,42 @@ def overlap(directory: str) -> None:
             raise AssertionError(f"not refused: {text}")
 
 
+def update_in_backward(_: str) -> None:
+    """Shards are updated in the backward pass, with the bits of step(); it needs nonfinite="apply". A rank that fails
+    before its update leaves the others with what they have updated, and their error says so."""
+    made: list[torch.nn.Module] = []
+    for early in (False, True):
+        model = sharded()
+        optimizer = offload(
+            model.parameters(), **HYPER, update_in_backward=early, nonfinite="apply", subgroup_elements=20
+        )
+        train(model, optimizer, 0, STEPS)
+        assert optimizer.updated_in_backward == early * len(optimizer.subgroups)
+        made.append(model)
+    for p, q in zip(*(model.parameters() for model in made)):
+        assert torch.equal(p.to_local(), q.to_local())
+    saved = optimizer.state_dict()
+    optimizer.zero_grad()
+    loss_of(model, STEPS, dist.get_rank()).backward()
+    if dist.get_rank() == 0:
+        optimizer.param_groups[0]["lr"] = -1.0
+    try:
+        optimizer.step()
+        raise AssertionError("nothing was raised")
+    except (ValueError, mlpo.MlpoError) as error:
+        count = len(optimizer.subgroups)
+        text = "learning rate" if dist.get_rank() == 0 else f"{count} of {count} subgroups were already updated"
+        assert text in str(error), error
+    optimizer.load_state_dict(saved)
+    optimizer.zero_grad()
+    try:
+        offload(model.parameters(), update_in_backward=True)
+    except mlpo.NotOfferedError as error:
+        assert 'without nonfinite="apply"' in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+
 def checkpoint(directory: str) -> None:
     """torch's distributed checkpoint: saved after two steps, loaded into another model, which goes on with its bits."""
     model = sharded()

@@ -14,7 +14,9 @@ from conftest import new_job
 from running_daemon import SMALL_BLOCKS
 
 SCRIPT = pathlib.Path(__file__).with_name("distributed_process.py")
-CASES = ("fsdp2", "overlap", "checkpoint", "nonfinite", "scaler", "replicas", "pieces_by_hand", "layouts")
+CASES = (
+    "fsdp2", "overlap", "update_in_backward", "checkpoint", "nonfinite", "scaler", "replicas", "pieces_by_hand", "layouts",
+)  # fmt: skip
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available(), reason="skipped: this torch has no torch.distributed"

@@ -20,7 +20,7 @@ from ._binding import Member, Pack, fit_name
 from ._forward import ForwardWaits, StaleUses, check_model
 from ._overlap import Overlap, is_taken
 from ._packing import Named, packs
-from ._steps import Part, Step, not_finite
+from ._steps import Part, Step, not_finite, updated_text
 
 _DEFAULT_SUBGROUP_ELEMENTS = 16 << 20
 _WARN_AFTER_SKIPS = 3
@@ -59,12 +59,12 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
       overlap: gradients are taken in the backward pass, by hooks, and sent to the daemon as soon as a subgroup has all
         of its own; .grad is then a tensor without memory that raises when it is used, until zero_grad(). Gradients of
         several passes are added in the slot, in grad_dtype. The first step sends all of them at step().
-      update_in_backward: with overlap, which it implies: a subgroup is updated as soon as its gradient is there, with the
-        param_groups of that moment. Parameters still get their new values at step(), which every such backward pass
+      update_in_backward: with overlap, which it implies: a subgroup is updated as soon as its gradient is there, with
+        the param_groups of that moment. Parameters still get their new values at step(), which every such backward pass
         needs: zero_grad() and state_dict() raise before it. Not offered where all gradients must be known before the
-        first update: clip_grad_norm_(), GradScaler, FP16, DTensors. A gradient that is not finite makes step() raise
-        with the keys of the subgroups that were updated already; another gradient after the update makes the backward
-        pass raise.
+        first update: clip_grad_norm_(), GradScaler, FP16, DTensors without nonfinite="apply". A gradient that is not
+        finite makes step() raise with the keys of the subgroups that were updated already; another gradient after the
+        update makes the backward pass raise.
       gradient_accumulation_steps: backward passes a step, for overlap: a subgroup of which they use the parameters
         unequally often is sent at step(). Alternatively all passes but the last are made under no_sync().
     foreach, fused and capturable are accepted and have no effect. amsgrad, maximize and differentiable are refused.
@@ -482,10 +482,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if self._updates_in_backward:
             if item.param.dtype == torch.float16:
                 raise not_offered(f"update_in_backward=True with parameter {item.name}, which is FP16", _NO_SCALING)
-            if _shards.is_dtensor(item.param):
+            if _shards.is_dtensor(item.param) and not self._apply_nonfinite:
                 raise not_offered(
-                    f"update_in_backward=True with parameter {item.name}, which is a DTensor",
-                    "use overlap=True: a gradient that is not finite on one rank would find other ranks' shards updated",
+                    f'update_in_backward=True without nonfinite="apply" for parameter {item.name}, which is a DTensor',
+                    "use overlap=True, or apply what torch does: a gradient that is not finite on one rank would find "
+                    "other ranks' shards updated",
                 )
 
     def _registered(self, items: Sequence[Named]) -> Pack:
@@ -666,11 +667,13 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         """Forgets a step; raises why, unless the scaler skips it."""
         self._forget(step, overflow=fate != _FAILED)
         error = NonFiniteGradientError(*not_finite(step.parts)) if fate == _NOT_FINITE else None
+        updated = updated_text(step.parts)
         self._keep_updated(step)
         if fate == _SCALER_SKIPS:
             return
         if fate == _FAILED:
-            raise MlpoError(-errno.ECANCELED, "another rank failed before this step's update; nothing was updated")
+            text = f"another rank failed before this step's update; {updated or 'nothing was updated'}"
+            raise MlpoError(-errno.ECANCELED, text)
         self._skips_in_a_row += 1
         if self._skips_in_a_row == _WARN_AFTER_SKIPS:
             warnings.warn(f"{_WARN_AFTER_SKIPS} steps in a row had gradients that are not finite", stacklevel=4)

@@ -10,10 +10,10 @@ alone), adds to it, and it leaves at step(): a wrong guess costs time, never a g
 a shard's gradient is not taken before its last usual call; one that comes after it fails in FSDP2.
 
 update_in_backward=True: where all parameters of a subgroup have had their calls its update is submitted behind its
-gradient, with the param_groups of that moment. That cannot be taken back. So a call that comes after it raises, and from
-the first such update on the window is ended by step() or load_state_dict() alone: what else would drop or change a
-gradient, or read a state that is neither before nor after the step, raises. Parameters get their new values at step() or
-later, from the slot: what autograd has saved of them stays as it is.
+gradient, with the param_groups of that moment. That cannot be taken back. So a call that comes after it raises, and
+from the first such update on the window is ended by step() or load_state_dict() alone: what else would drop or change
+a gradient, or read a state that is neither before nor after the step, raises. Parameters get their new values at step()
+or later, from the slot: what autograd has saved of them stays as it is.
 """
 
 from __future__ import annotations

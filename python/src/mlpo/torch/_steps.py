@@ -85,7 +85,7 @@ class Step:
         return all([part.gradient.result().all_finite for part in self.parts if part.gradient is not None])
 
     def forget(self, overflow: bool = False) -> None:
-        """Ends the windows without an update, but for early parts. `overflow` counts one skipped step of the session."""
+        """Ends the windows without an update, but early parts'. `overflow` counts one skipped step of the session."""
         for part in self.parts:
             if part.early:
                 continue
@@ -221,19 +221,24 @@ def not_finite(parts: Sequence[Part]) -> tuple[int, str, int, tuple[str, ...], t
 
     Waits for early updates: the slots of those that were applied hold parameters.
     """
-    updated = [part for part in parts if part.is_applied()]
-    rest = [part for part in parts if part not in updated]
+    rest = [part for part in parts if not part.is_applied()]
     names = tuple(member.name for part in rest for member in part.members if not bool(member.grad.isfinite().all()))
-    keys = tuple(part.pack.subgroup.key for part in updated)
-    text = f"the gradient of {some_of(names) or 'a parameter on another rank'} is not finite; "
-    if keys:
-        text += (
-            f"{len(keys)} of {len(parts)} subgroups were already updated in the backward pass and stay so: "
-            f"{some_of(keys)}; the others were not. Go on from that, or load_state_dict() what was saved"
-        )
-    else:
-        text += 'nothing was updated. Skip the step, or pass nonfinite="apply" for what torch does'
+    keys = tuple(part.pack.subgroup.key for part in parts if part.is_applied())
+    what = 'nothing was updated. Skip the step, or pass nonfinite="apply" for what torch does'
+    shown = some_of(names) or "a parameter on another rank"
+    text = f"the gradient of {shown} is not finite; {updated_text(parts) or what}"
     return lib.MLPO_ERR_NOT_FINITE, text, 0, names, keys
+
+
+def updated_text(parts: Sequence[Part]) -> str:
+    """What to say of a step that ends with early updates alone; "" if it has none. Waits for their end."""
+    keys = [part.pack.subgroup.key for part in parts if part.is_applied()]
+    if not keys:
+        return ""
+    return (
+        f"{len(keys)} of {len(parts)} subgroups were already updated in the backward pass and stay so: "
+        f"{some_of(keys)}; the others were not. Go on from that, or load what was saved into model and optimizer"
+    )
 
 
 def some_of(names: Sequence[str], most: int = 8) -> str:
