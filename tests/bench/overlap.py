@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
-"""What a step costs a training loop: step() alone, and with what mlpo.torch has to hide the update behind the model's work.
+"""What a step costs a training loop: step() alone, and with each way to hide the update behind the model's work.
 
-    tests/bench/overlap.py --path DIR [--path DIR]... [--bin build/bin] [--rounds 2] [--steps 4]
+    tests/bench/overlap.py --path DIR [--path DIR]... [--bin build/bin] [--rounds 3] [--steps 2]
     tests/bench/testbed up && tests/bench/testbed run build/venv/bin/python tests/bench/overlap.py \\
       --path /tmp/mlpo-testbed/nvme --path /tmp/mlpo-testbed/pfs
 
 Trains the GPT of deploy/quickstart, made larger, on a daemon of its own whose pool holds a quarter of the state, so that
 each step moves the rest; in turns, from the same weights with the same batches, with
 
-    step              gradients taken, sent and applied at step()
-    overlap           overlap=True: taken and sent in the backward pass
-    nowait            that, and step(wait=False) with attach_forward(): updates go on in the next forward pass
-    in_backward       update_in_backward=True: updates begin in the backward pass
+    model                 no optimizer: the forward and backward passes, below which no step can be
+    step                  gradients taken, sent and applied at step()
+    overlap               overlap=True: taken and sent in the backward pass
+    nowait                that, and step(wait=False) with attach_forward(): updates go on in the next forward pass
+    in_backward           update_in_backward=True: updates begin in the backward pass
     in_backward,nowait    both
 
-`model_s` is forward and backward pass without an optimizer: no step is shorter. Prints a JSON line for each with the
-median step of all rounds, the range of the rounds', and its ratio to `step`. All must end with the same bits: exit code 1
-if they do not; 77 if torch or mlpo is not there. Wants an otherwise idle machine: not part of the tests.
+Prints a JSON line for each with the median of the rounds' seconds a step, their range, and the ratio to `step`: the
+median of the rounds' ratios. All that train must end with the same bits: exit code 1 if they do not; 77 if torch or mlpo
+is not there. Wants an otherwise idle machine: not part of the tests.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ sys.path.insert(0, str(REPO / "deploy"))
 BLOCK = 256 << 10  # parameters
 SUBGROUP = 1 << 20
 WARM_UP = 2  # steps: the first registers, and the second is the first whose gradients leave in the backward pass
-MODES = {
+MODES: dict[str, dict[str, bool]] = {
+    "model": {},
     "step": {},
     "overlap": {"overlap": True},
     "nowait": {"overlap": True, "wait": False},
@@ -50,10 +52,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--path", action="append", required=True, help="a path of the daemon; may be repeated")
     parser.add_argument("--bin", type=pathlib.Path, default=REPO / "build" / "bin", help="folder with the programs")
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=8, help="windows of 128 bytes")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each mode")
-    parser.add_argument("--steps", type=int, default=4, help="timed steps a turn")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=4, help="windows of 128 bytes")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each mode")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps a turn")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # of the daemon's run
     return parser.parse_args()
 
@@ -77,14 +79,14 @@ class Training:
     def _passes(self, number: int) -> None:
         self._model.loss(self._text.windows(number, count=self._batch)).backward()
 
-    def model_s(self, steps: int) -> float:
-        times = []
-        for number in range(steps + 1):
+    def passes_s(self, steps: int) -> float:
+        """Seconds of a step's passes alone."""
+        for number in range(1 + steps):
+            if number == 1:
+                before = time.perf_counter()
             self._model.zero_grad()
-            before = time.perf_counter()
             self._passes(number)
-            times.append(time.perf_counter() - before)
-        return statistics.median(times[1:])
+        return (time.perf_counter() - before) / steps
 
     def run(self, steps: int, wait: bool = True, **options: bool) -> tuple[float, str]:
         """Seconds a step, and a digest of the parameters after all."""
@@ -115,25 +117,25 @@ class Training:
 
 
 def inside(asked: argparse.Namespace) -> int:
-    model = Training(asked)
-    model_s = model.model_s(asked.steps)
     times: dict[str, list[float]] = {mode: [] for mode in MODES}
     digests = set()
     for number in range(asked.rounds):
         for mode in list(MODES) if number % 2 == 0 else reversed(MODES):
-            step_s, digest = Training(asked).run(asked.steps, **MODES[mode])
+            training = Training(asked)
+            if mode == "model":
+                times[mode].append(training.passes_s(asked.steps))
+                continue
+            step_s, digest = training.run(asked.steps, **MODES[mode])
             times[mode].append(step_s)
             digests.add(digest)
-    base = statistics.median(times["step"])
     for mode, found in times.items():
-        median = statistics.median(found)
         line = {
             "mode": mode,
-            "parameters": model.parameters,
-            "model_s": round(model_s, 3),
-            "step_s": round(median, 3),
+            "parameters": training.parameters,
+            "rounds": asked.rounds,
+            "step_s": round(statistics.median(found), 3),
             "range_s": [round(min(found), 3), round(max(found), 3)],
-            "ratio": round(median / base, 3),
+            "ratio": round(statistics.median(mine / base for mine, base in zip(found, times["step"])), 3),
         }
         print(json.dumps(line), flush=True)
     if len(digests) != 1:

@@ -44,8 +44,10 @@ def test_overlap_changes_no_bit(
     make: Make, monkeypatch: pytest.MonkeyPatch, passes: int, kind: str, dtype: torch.dtype
 ) -> None:
     """Parameters, moments, masters and steps after training with it and without, also with no_sync() around all
-    passes but the last; and gradients did leave in the backward passes. Matrices are copied in the other thread."""
+    passes but the last; and gradients did leave in the backward passes. Matrices are copied in the other thread, in
+    pieces."""
     monkeypatch.setattr("mlpo.torch._overlap._LANE_BYTES", 1000)
+    monkeypatch.setattr("mlpo.torch._binding._ALONE", 100)
     plain = fresh(kind, dtype)
     reference = make(plain.parameters(), overlap=False, subgroup_elements=800)
     train(plain, reference, 5, passes)
@@ -381,10 +383,10 @@ def test_copying_in_the_other_thread(make: Make, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("mlpo.torch._lane.Lane._MOST_BYTES", 3000)
     write, waiting, most, threads = Pack.write_gradient, [0], [0], set()
 
-    def slow(pack: Pack, member: Any, grad: torch.Tensor, add: bool = False) -> None:
+    def slow(pack: Pack, member: Any, grad: torch.Tensor, *how: bool) -> None:
         threads.add(threading.current_thread())
         time.sleep(0.002)
-        write(pack, member, grad, add)
+        write(pack, member, grad, *how)
         waiting[0] -= grad.numel() * 4
 
     put = Lane.put

@@ -17,6 +17,8 @@ from ._packing import Named
 from ._seal import BITS, Seal, copied, pieces, same, seal
 
 _MAX_NAME_BYTES = 256
+# Elements that torch works on in the calling thread alone (at::internal::GRAIN_SIZE).
+_ALONE = 1 << 15
 
 
 @dataclass
@@ -53,12 +55,19 @@ class Pack:
             self.members.append(Member(item.param, item.name, index, grad, value, seal(_shards.local(item.param))))
             start = end
 
-    def write_gradient(self, member: Member, grad: torch.Tensor, add: bool = False) -> None:
-        """Puts a gradient, of the elements that this rank holds, into the slot, or adds it to what is there."""
+    def write_gradient(self, member: Member, grad: torch.Tensor, add: bool = False, alone: bool = False) -> None:
+        """Puts a gradient, of the elements that this rank holds, into the slot, or adds it to what is there.
+
+        `alone`: without the help of torch's threads, which another thread keeps busy.
+        """
         if add:
-            member.grad.add_(grad if grad.device == member.grad.device else grad.to(member.grad.device))
-        else:
-            member.grad.copy_(grad)
+            grad = grad.to(member.grad.device)
+        limit = _ALONE if alone else grad.numel()
+        for (_, to), (_, of) in zip(pieces(member.grad, limit), pieces(grad, limit)):
+            if add:
+                to.add_(of)
+            else:
+                to.copy_(of)
 
     def submit_gradient(self, taken: Sequence[Member]) -> Request[GradInfo]:
         """Writes the gradients of `taken` into the slot and tells the daemon."""

@@ -227,7 +227,7 @@ class Overlap:
         grad = _shards.local_gradient(member.param).detach()
         nbytes = grad.numel() * grad.element_size()
         if grad.device.type == "cpu" and nbytes >= _LANE_BYTES:
-            self._lane.put(nbytes, pack.write_gradient, member, grad, add)
+            self._lane.put(nbytes, pack.write_gradient, member, grad, add, True)
         else:
             pack.write_gradient(member, grad, add)
 
