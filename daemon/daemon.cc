@@ -27,10 +27,12 @@ constexpr int kFastStopSeconds = 10;
 // What the service manager is told that a step of start or stop takes at most, and how fast a pool comes and goes.
 constexpr int64_t kStepSeconds = 60;
 constexpr uint64_t kPoolBytesPerS = 256u << 20;
+constexpr uint64_t kFirstPiecesBytes = uint64_t{8} << 30;  // on as many nodes: READY comes after these
 constexpr int64_t kBeatNs = 10 * kNsPerS;
 constexpr auto kCountersPeriod = std::chrono::milliseconds(500);
 constexpr uint32_t kPieceDepth = 64;
 constexpr double kSecondsPerDay = 86400;
+constexpr double kStateBytesPerParameter = 12;
 
 PathParameters ParametersOf(const PathConfig& config) {
   PathParameters path;
@@ -50,6 +52,16 @@ Policy PolicyOf(const std::string& name) {
 }
 
 }  // namespace
+
+double ParametersPerS(const std::vector<PathConfig>& paths) {
+  double bytes_per_s = 0;
+  for (const PathConfig& path : paths) {
+    const double worth = PathWorth(ParametersOf(path));
+    if (worth <= 0) return 0;
+    bytes_per_s += worth;
+  }
+  return bytes_per_s / kStateBytesPerParameter;
+}
 
 template <class F>
 void Daemon::PostMain(F&& f) {
@@ -101,31 +113,60 @@ Status Daemon::OpenPool() {
   options.pool_bytes = config_.memory.pool_bytes > 0 ? config_.memory.pool_bytes : *available / 4;
   options.buffer_bytes = Scheduler::BufferBytes(config_.memory.block_elements);
   options.lock = config_.memory.lock;
-  options.huge_pages = config_.memory.huge_pages != "never";
-  Doing("making a pool of " + std::to_string(options.pool_bytes) + " bytes", options.pool_bytes);
+  options.huge_pages = config_.memory.huge_pages == "never"     ? BufferPool::HugePages::kNever
+                       : config_.memory.huge_pages == "require" ? BufferPool::HugePages::kRequire
+                                                                : BufferPool::HugePages::kAuto;
+  Result<Cores> cores = Cores::Load();
+  if (!cores.ok()) return cores.status();
+  cores_ = std::make_unique<Cores>(std::move(*cores));
+  if (config_.memory.numa != "off") options.nodes = cores_->Nodes();
+  std::erase_if(options.nodes, [](const NumaNode& node) { return !node.memory; });
+  options.interleave = config_.memory.numa == "interleave";
+  options.grow = true;
+  Doing("making the first of a pool of " + std::to_string(options.pool_bytes) + " bytes", kFirstPiecesBytes);
   Result<std::unique_ptr<BufferPool>> pool = BufferPool::Create(options);
   if (!pool.ok()) return pool.status();
   pool_ = std::move(*pool);
   available = AvailableMemoryBytes(&what);
   if (!available.ok()) return available.status();
-  arenas_limit_bytes_ = config_.memory.arenas_bytes > 0 ? config_.memory.arenas_bytes : *available / 2;
-  if (arenas_limit_bytes_ > *available) {
+  const uint64_t left = *available - std::min(*available, pool_->coming_bytes());
+  arenas_limit_bytes_ = config_.memory.arenas_bytes > 0 ? config_.memory.arenas_bytes : left / 2;
+  if (arenas_limit_bytes_ > left) {
     return Status(-ENOMEM, "[memory] arenas is " + std::to_string(arenas_limit_bytes_) +
-                               " bytes, and beside the pool " + what + " has " + std::to_string(*available) +
+                               " bytes, and beside the pool " + what + " has " + std::to_string(left) +
                                ": lower one of them");
   }
   return Status();
 }
 
+// While serving: the rest of the pool, piece by piece.
+void Daemon::GrowPool() {
+  const auto ready = [this](uint32_t piece) {  // in a thread of the pool's
+    if (uring_pool_) uring_pool_->PieceReady(piece);
+    for (const auto& queue : queues_) queue->PieceReady(piece);
+    loop_->Post([this, piece] { loop_->AddPiece(piece); });
+  };
+  pool_->Grow(ready, [this](Status status) { PostMain([this, status] { PoolGrown(status); }); });
+}
+
+void Daemon::PoolGrown(const Status& status) {
+  if (!status.ok()) spdlog::warn("event=pool_smaller bytes={} reason=\"{}\"", PoolBytes(), status.message());
+  live_.Update([this](Snapshot* snapshot) { FillPool(&snapshot->pool); });
+}
+
 Status Daemon::StartQueues() {
+  const bool uses_uring = std::any_of(config_.paths.begin(), config_.paths.end(),
+                                      [](const PathConfig& path) { return path.engine != "threads"; });
+  if (uses_uring) uring_pool_ = UringPool::Open(pool_.get());
   for (size_t i = 0; i < paths_.size(); ++i) {
-    Doing("registering the pool with path " + paths_[i]->name(), pool_->pool_bytes());
+    Doing("registering the pool with path " + paths_[i]->name(), kFirstPiecesBytes);
     PathQueue::Options options;
     options.index = static_cast<PathIndex>(i);
     options.engine = config_.paths[i].engine;
     options.piece_bytes = config_.scheduler.piece_bytes;
     options.depth = kPieceDepth;
     options.rings = static_cast<uint32_t>(paths_.size());
+    options.shared = uring_pool_.get();
     Result<std::unique_ptr<PathQueue>> queue = PathQueue::Start(options, paths_[i].get(), pool_.get(), &transfers_);
     if (!queue.ok()) return queue.status();
     queues_.push_back(std::move(*queue));
@@ -133,15 +174,19 @@ Status Daemon::StartQueues() {
   WorkerPool::Options options;
   options.workers = config_.adam.workers;
   options.pin = config_.adam.pin;
+  options.parameters_per_s = ParametersPerS(config_.paths);
+  options.cores = cores_.get();
   Result<std::unique_ptr<WorkerPool>> workers = WorkerPool::Start(options, &done_jobs_);
   if (!workers.ok()) return workers.status();
   workers_ = std::move(*workers);
+  cores_.reset();
   return Status();
 }
 
 Status Daemon::StartLoop() {
   Scheduler::Options options;
-  options.buffers = pool_->count();
+  options.buffers = pool_->piece(0).count;
+  options.buffers_node = pool_->piece(0).node;
   options.block_elements = config_.memory.block_elements;
   options.extents_offset_bytes = Path::kFileHeaderBytes;
   options.queue_blocks = config_.scheduler.queue_blocks;
@@ -150,7 +195,10 @@ Status Daemon::StartLoop() {
   options.learn = config_.scheduler.learn;
   options.seed = std::hash<std::string>()(config_.daemon.node);
   options.paths = parameters_;
-  for (const auto& path : paths_) options.path_names.push_back(path->name());
+  for (const auto& path : paths_) {
+    options.path_names.push_back(path->name());
+    options.path_nodes.push_back(path->numa_node());
+  }
   DataLoop::Parts parts;
   parts.pool = pool_.get();
   parts.workers = workers_.get();
@@ -168,6 +216,9 @@ Status Daemon::StartLoop() {
     PostMain([this, id = store.id, owner, bytes, ticket] { MakeRoom(id, owner, bytes, ticket); });
   };
   loop_ = std::make_unique<DataLoop>(std::move(options), std::move(parts), std::move(events));
+  for (uint32_t piece = 1; piece < pool_->piece_count(); ++piece) {
+    if (pool_->IsReady(piece)) loop_->Post([this, piece] { loop_->AddPiece(piece); });
+  }
   return Status();
 }
 
@@ -237,6 +288,7 @@ Daemon::~Daemon() {
   const std::string& metrics = config_.daemon.metrics_file;
   if (metrics_written_ && ::unlink(metrics.c_str()) != 0 && errno != ENOENT)
     spdlog::warn("event=remove_failed file={} errno={}", metrics, errno);
+  if (pool_) pool_->StopGrowing();
   queues_.clear();  // wait for what is in flight
   workers_.reset();
   for (auto& [id, storage] : storages_) {
@@ -268,8 +320,10 @@ int Daemon::Run() {
                ActiveTarget());
   service_->Ready();
   if (service_->listens()) Beat();
+  GrowPool();
   io_.run();
-  Doing("ending", pool_->pool_bytes());
+  Doing("ending", pool_->ready_bytes());
+  pool_->StopGrowing();
   loop_->Stop();
   spdlog::info("event=stopped exit_code={}", exit_code_);
   return exit_code_;
@@ -501,6 +555,25 @@ const char* Daemon::StateName(const Snapshot& snapshot) const {
   return "ready";
 }
 
+// What it is to be, or what it has become.
+uint64_t Daemon::PoolBytes() const { return pool_->growing() ? pool_->pool_bytes() : pool_->ready_bytes(); }
+
+void Daemon::FillPool(PoolSnapshot* pool) const {
+  pool->bytes = PoolBytes();
+  pool->buffer_bytes = pool_->buffer_bytes();
+  pool->locked = pool_->locked();
+  pool->huge_pages = pool_->huge_pages();
+  pool->huge_bytes = pool_->huge_bytes();
+  pool->growing = pool_->growing();
+  std::map<int, uint64_t> on;
+  for (uint32_t piece = 0; piece < pool_->piece_count(); ++piece) {
+    if (pool_->IsReady(piece) && pool_->piece(piece).node >= 0)
+      on[pool_->piece(piece).node] += pool_->piece(piece).count;
+  }
+  pool->nodes.clear();
+  for (const auto& [node, buffers] : on) pool->nodes.push_back({node, buffers});
+}
+
 void Daemon::FillFixed(Snapshot* snapshot) const {
   snapshot->version = DaemonVersion();
   snapshot->node = config_.daemon.node;
@@ -512,10 +585,7 @@ void Daemon::FillFixed(Snapshot* snapshot) const {
   snapshot->protocol_errors = sessions_->protocol_errors();
   snapshot->arenas_bytes = sessions_->arenas_bytes();
   snapshot->arenas_limit_bytes = arenas_limit_bytes_;
-  snapshot->pool.bytes = pool_->pool_bytes();
-  snapshot->pool.buffer_bytes = pool_->buffer_bytes();
-  snapshot->pool.locked = pool_->locked();
-  snapshot->pool.huge_pages = pool_->huge_pages();
+  FillPool(&snapshot->pool);
   for (size_t i = 0; i < paths_.size(); ++i) {
     PathSnapshot path;
     path.name = paths_[i]->name();
@@ -531,14 +601,15 @@ void Daemon::FillFixed(Snapshot* snapshot) const {
 void Daemon::Examine(std::function<void(std::string)> answer) {
   RunningFacts running;
   running.socket = socket_.path();
-  running.pool = pool_->pool_bytes();
+  running.pool = PoolBytes();
   running.pool_locked = pool_->locked();
   running.pool_huge = pool_->huge_pages();
   running.workers = workers_->workers();
   for (size_t i = 0; i < paths_.size(); ++i)
     running.paths.push_back({queues_[i]->engine(), paths_[i]->ReservedBytes()});
   boost::asio::post(lookout_, [this, running = std::move(running), answer = std::move(answer)] {
-    std::string report = ReportJson(Judge(GatherFacts(config_, {}, &running)), /*running=*/true);
+    std::string report =
+        ReportJson(Judge(GatherFacts(config_, {}, &running, ParametersPerS(config_.paths))), /*running=*/true);
     PostMain([answer, report = std::move(report)] { answer(report); });
   });
 }

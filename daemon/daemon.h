@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/adam/cores.h"
 #include "daemon/adam/worker_pool.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
@@ -35,10 +36,14 @@
 #include "daemon/io/extent_store.h"
 #include "daemon/io/path.h"
 #include "daemon/io/path_queue.h"
+#include "daemon/io/uring_pool.h"
 #include "daemon/session/session_host.h"
 #include "daemon/session/session_server.h"
 
 namespace mlpo {
+
+// What the paths can have updated by their declared limits, in parameters a second; 0: not all have declared theirs.
+double ParametersPerS(const std::vector<PathConfig>& paths);
 
 class Daemon : public SessionHost {
  public:
@@ -62,6 +67,9 @@ class Daemon : public SessionHost {
   void Doing(const std::string& what, uint64_t pool_bytes = 0);
   Status OpenPaths();
   Status OpenPool();
+  void GrowPool();
+  void PoolGrown(const Status& status);
+  uint64_t PoolBytes() const;
   Status StartQueues();
   Status StartLoop();
   Status OpenSockets(const std::string& socket);
@@ -81,6 +89,7 @@ class Daemon : public SessionHost {
   void MaybeFinish();
   void Examine(std::function<void(std::string report)> answer);
   void TakeSnapshot(std::function<void(Snapshot)> answer);
+  void FillPool(PoolSnapshot* pool) const;
   void FillFixed(Snapshot* snapshot) const;
   const char* StateName(const Snapshot& snapshot) const;
 
@@ -123,7 +132,9 @@ class Daemon : public SessionHost {
   std::vector<PathParameters> parameters_;  // per path, as known at the start
   std::vector<double> shares_;              // from them: what new sessions reserve
   uint64_t arenas_limit_bytes_ = 0;
+  std::unique_ptr<Cores> cores_;  // until the workers run
   std::unique_ptr<BufferPool> pool_;
+  std::unique_ptr<UringPool> uring_pool_;
   DoneJobs done_jobs_;
   TransferResults transfers_;
   std::unique_ptr<WorkerPool> workers_;

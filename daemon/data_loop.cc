@@ -224,6 +224,11 @@ DataLoop::LoopSession* DataLoop::Find(SessionId session) {
   return last_found_ = it->second.get();
 }
 
+void DataLoop::AddPiece(uint32_t number) {
+  const BufferPool::Piece& piece = parts_.pool->piece(number);
+  scheduler_.AddBuffers(piece.first, piece.count, piece.node, NowNs());
+}
+
 void DataLoop::AddSession(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
   scheduler_.AddSession(identity);
   auto session = std::make_unique<LoopSession>(identity, std::move(areas));
@@ -329,6 +334,7 @@ void DataLoop::StartBlockWork(const Op& op, Block& block) {
   } else {
     job = std::make_unique<StateJob>(op, block, buffer, staging_.at(op.request.session));
   }
+  job->node = parts_.pool->piece(parts_.pool->piece_of(block.buffer)).node;
   Job* submitted = job.get();
   jobs_[submitted] = std::move(job);
   parts_.workers->Submit(submitted);
@@ -336,6 +342,7 @@ void DataLoop::StartBlockWork(const Op& op, Block& block) {
 
 void DataLoop::StartStats(Op& op) {
   auto job = std::make_unique<StatsJob>(&op);
+  if (const LoopSession* session = Find(op.request.session)) job->node = session->identity.numa_node;
   Job* submitted = job.get();
   jobs_[submitted] = std::move(job);
   parts_.workers->Submit(submitted);

@@ -59,6 +59,8 @@ class DataLoop : private SchedulerActions {
   void Post(std::function<void()> message);
 
   // ---- In the data thread ----
+  // The pool has grown by a piece.
+  void AddPiece(uint32_t piece);
   void AddSession(const SessionIdentity& identity, std::shared_ptr<Areas> areas);
   void SetFiles(SessionId session, std::vector<FileId> files);
   void AddSubgroup(SessionId session, const SubgroupSpec& spec);

@@ -54,9 +54,10 @@ int Refuse(const Status& status, mlpo::ServiceManager& service) {
 
 int Doctor(const mlpo::LoadOutcome& loaded, const mlpo::Environment& environment) {
   mlpo::StartLogging("warning");  // to stderr: stdout has the report alone
-  const std::vector<mlpo::Finding> findings = loaded.config
-                                                  ? mlpo::Judge(mlpo::GatherFacts(*loaded.config, environment, nullptr))
-                                                  : mlpo::JudgeProblems(loaded.problems);
+  const std::vector<mlpo::Finding> findings =
+      loaded.config ? mlpo::Judge(mlpo::GatherFacts(*loaded.config, environment, nullptr,
+                                                    mlpo::ParametersPerS(loaded.config->paths)))
+                    : mlpo::JudgeProblems(loaded.problems);
   std::puts(mlpo::ReportJson(findings, /*running=*/false).c_str());
   return mlpo::ReportCode(findings);
 }

@@ -1,8 +1,11 @@
 // mlpo_connect: options and environment.
 #include <errno.h>
+#include <linux/mempolicy.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <new>
 
@@ -73,6 +76,38 @@ int ChooseNumber(int32_t given, const char* variable, int32_t otherwise, const c
   return 0;
 }
 
+// The NUMA node that the arena is to be on: what the thread's memory policy says, where that is one node, else where
+// the thread runs now. -1: not known.
+int32_t NodeOfThread() {
+  constexpr size_t kWords = 16, kBits = 8 * sizeof(unsigned long);
+  unsigned long nodes[kWords] = {};
+  int mode = 0;
+  if (syscall(SYS_get_mempolicy, &mode, nodes, kWords * kBits, nullptr, 0) == 0 &&
+      (mode == MPOL_BIND || mode == MPOL_PREFERRED)) {
+    int32_t found = -1, count = 0;
+    for (size_t bit = 0; bit < kWords * kBits; ++bit) {
+      if ((nodes[bit / kBits] >> (bit % kBits) & 1) == 0) continue;
+      found = static_cast<int32_t>(bit);
+      ++count;
+    }
+    if (count == 1) return found;
+  }
+  unsigned cpu = 0, node = 0;
+  return syscall(SYS_getcpu, &cpu, &node, nullptr) == 0 ? static_cast<int32_t>(node) : -1;
+}
+
+int ChooseNode(int32_t* node) {
+  const char* variable = "MLPO_NUMA_NODE";
+  if (NonEmpty(variable) == nullptr) {
+    *node = NodeOfThread();
+    return 0;
+  }
+  uint32_t number = 0;
+  const int code = ChooseNumber(-1, variable, -1, "NUMA node", &number);
+  *node = static_cast<int32_t>(number);
+  return code;
+}
+
 int Prepare(const mlpo_connect_options& options, mlpo_client* client, HandshakeWishes* wishes) {
   int code = FindSocket(options.socket, client->socket_path, sizeof client->socket_path);
   if (code == 0) code = ChooseJob(options.job, client->job);
@@ -91,7 +126,7 @@ int Prepare(const mlpo_connect_options& options, mlpo_client* client, HandshakeW
     return Fail(-EINVAL, "connect_timeout_ns is %lld", static_cast<long long>(options.connect_timeout_ns));
   wishes->ring_entries = entries;
   wishes->arena_bytes = options.arena_bytes;
-  return 0;
+  return ChooseNode(&wishes->numa_node);
 }
 
 }  // namespace

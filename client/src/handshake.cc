@@ -23,7 +23,7 @@ int SendHello(FrameSocket& socket, const mlpo_client& client, const HandshakeWis
   hello.features_required = MLPO_FEATURE_UPDATE;
   hello.rank = client.rank;
   hello.world_size = client.world_size;
-  hello.numa_node = -1;
+  hello.numa_node = wishes.numa_node;
   hello.ring_entries = wishes.ring_entries;
   hello.arena_bytes = wishes.arena_bytes;
   hello.job_bytes = static_cast<uint32_t>(strlen(client.job));

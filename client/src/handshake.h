@@ -9,6 +9,7 @@ namespace mlpo::client {
 struct HandshakeWishes {
   uint32_t ring_entries = 0;
   uint64_t arena_bytes = 0;
+  int32_t numa_node = -1;  // where the arena is wanted
 };
 
 // Connects client->socket_path and makes the session of client->job, rank, world_size. On failure *client holds nothing

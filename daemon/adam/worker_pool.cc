@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <deque>
 #include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -22,7 +24,6 @@
 namespace mlpo {
 namespace {
 
-constexpr uint32_t kMaxDefaultWorkers = 16;
 constexpr uint32_t kMaxWorkers = 1024;
 
 // Threads inherit these modes from the thread that starts them, where a library may have set them.
@@ -56,50 +57,94 @@ class BlockSignals {
   sigset_t before_;
 };
 
-uint32_t DefaultWorkers(const Cores& cores) {
-  uint32_t workers = std::min(cores.count(), kMaxDefaultWorkers);
-  const std::optional<double> quota = ReadCpuQuota();
-  if (quota && *quota < workers) workers = static_cast<uint32_t>(*quota);
-  return std::max(workers, 1u);
-}
-
-}  // namespace
-
-struct WorkerPool::Impl {
-  DoneJobs* done = nullptr;
+// The workers near some nodes' memory, and the jobs on it.
+struct Group {
   std::mutex mutex;
   std::condition_variable work;
   // Guarded by mutex. The jobs that have a piece nobody took, linked by next_job_.
   Job* first = nullptr;
   Job* last = nullptr;
   bool stopping = false;
+  uint64_t calls = 0;  // for help: another group may have more than it has hands for
+  // Pieces nobody took. Written under mutex; read without by who looks for work elsewhere, and looks again under it.
+  std::atomic<uint32_t> waiting{0};
+  uint32_t workers = 0;
+  std::vector<int> nodes;
+
+  bool TooMuch() const { return waiting.load(std::memory_order_relaxed) > workers; }
+};
+
+}  // namespace
+
+struct WorkerPool::Impl {
+  DoneJobs* done = nullptr;
+  std::deque<Group> groups;      // with a worker each at least; fixed before the threads start
+  std::vector<Group*> group_of;  // by node
   std::vector<std::thread> threads;
 
-  void Append(Job* job) {
-    const std::lock_guard lock(mutex);
-    MLPO_CHECK(!stopping);
-    job->next_job_ = nullptr;
-    job->next_piece_ = 0;
-    (first == nullptr ? first : last->next_job_) = job;
-    last = job;
+  using Taken = std::optional<std::pair<Job*, uint32_t>>;
+
+  Group& GroupFor(const Job& job) {
+    if (job.node >= 0 && static_cast<size_t>(job.node) < group_of.size() && group_of[job.node] != nullptr)
+      return *group_of[job.node];
+    const auto turns = [](const Group& group) {
+      return static_cast<double>(group.waiting.load(std::memory_order_relaxed)) / group.workers;
+    };
+    return *std::min_element(groups.begin(), groups.end(),
+                             [&](const Group& a, const Group& b) { return turns(a) < turns(b); });
   }
 
-  // The next piece of the first job; nothing when the pool ends. No wake-up is lost: whoever appends a job holds the
-  // mutex, and jobs are looked for under the same mutex before every wait.
-  std::optional<std::pair<Job*, uint32_t>> Take() {
-    std::unique_lock lock(mutex);
-    work.wait(lock, [this] { return stopping || first != nullptr; });
-    if (first == nullptr) return std::nullopt;
-    Job* job = first;
+  void Append(Group& group, Job* job) {
+    const std::lock_guard lock(group.mutex);
+    MLPO_CHECK(!group.stopping);
+    job->next_job_ = nullptr;
+    job->next_piece_ = 0;
+    (group.first == nullptr ? group.first : group.last->next_job_) = job;
+    group.last = job;
+    group.waiting.fetch_add(job->pieces, std::memory_order_relaxed);
+  }
+
+  // Under the group's mutex.
+  Taken TakeFirst(Group& group) {
+    Job* job = group.first;
+    if (job == nullptr) return std::nullopt;
     const uint32_t piece = job->next_piece_++;
-    if (job->next_piece_ == job->pieces) first = job->next_job_;
+    if (job->next_piece_ == job->pieces) group.first = job->next_job_;
+    group.waiting.fetch_sub(1, std::memory_order_relaxed);
     return std::pair(job, piece);
   }
 
-  void Run(uint32_t index) {
+  Taken Steal(const Group& mine) {
+    for (Group& group : groups) {
+      if (&group == &mine || !group.TooMuch()) continue;
+      const std::lock_guard lock(group.mutex);
+      if (group.TooMuch()) return TakeFirst(group);
+    }
+    return std::nullopt;
+  }
+
+  // The next piece of the group's first job, else one of another's; nothing when the pool ends. No wake-up is lost:
+  // whoever appends a job, or says that help is wanted, holds the mutex, and both are looked for under it before every
+  // wait.
+  Taken Take(Group& mine) {
+    while (true) {
+      uint64_t heard = 0;  // calls for help
+      {
+        const std::lock_guard lock(mine.mutex);
+        heard = mine.calls;
+        if (Taken taken = TakeFirst(mine)) return taken;
+      }
+      if (Taken taken = Steal(mine)) return taken;
+      std::unique_lock lock(mine.mutex);
+      mine.work.wait(lock, [&] { return mine.stopping || mine.calls != heard || mine.first != nullptr; });
+      if (mine.first == nullptr && mine.calls == heard) return std::nullopt;
+    }
+  }
+
+  void Run(Group& mine, uint32_t index) {
     SetThreadName("mlpo-adam-" + std::to_string(index));
     UseIeeeArithmetic();
-    while (const auto taken = Take()) {
+    while (const Taken taken = Take(mine)) {
       Job* job = taken->first;
       const uint32_t pieces = job->pieces;  // read first: counting our piece gives the job away
       job->RunPiece(taken->second);
@@ -107,14 +152,50 @@ struct WorkerPool::Impl {
     }
   }
 
-  void Stop() {
-    {
-      const std::lock_guard lock(mutex);
-      stopping = true;
+  void AskForHelp(const Group& busy) {
+    for (Group& group : groups) {
+      if (&group == &busy) continue;
+      {
+        const std::lock_guard lock(group.mutex);
+        ++group.calls;
+      }
+      group.work.notify_all();
     }
-    work.notify_all();
+  }
+
+  void Stop() {
+    for (Group& group : groups) {
+      {
+        const std::lock_guard lock(group.mutex);
+        group.stopping = true;
+      }
+      group.work.notify_all();
+    }
     for (std::thread& thread : threads) thread.join();
     threads.clear();
+  }
+
+  // Groups that get no worker leave their nodes to the others, in turn.
+  void Arrange(std::vector<Cores::Group>* of_machine, std::vector<uint32_t>* workers) {
+    std::vector<int> without;
+    for (size_t i = of_machine->size(); i-- > 0;) {
+      if ((*workers)[i] > 0) continue;
+      without.insert(without.end(), (*of_machine)[i].nodes.begin(), (*of_machine)[i].nodes.end());
+      of_machine->erase(of_machine->begin() + static_cast<std::ptrdiff_t>(i));
+      workers->erase(workers->begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    for (size_t i = 0; i < without.size(); ++i) (*of_machine)[i % of_machine->size()].nodes.push_back(without[i]);
+    for (size_t i = 0; i < of_machine->size(); ++i) {
+      Group& group = groups.emplace_back();
+      group.workers = (*workers)[i];
+      group.nodes = (*of_machine)[i].nodes;
+    }
+    for (Group& group : groups) {
+      for (const int node : group.nodes) {
+        group_of.resize(std::max<size_t>(group_of.size(), static_cast<size_t>(node) + 1));
+        group_of[node] = &group;
+      }
+    }
   }
 };
 
@@ -123,27 +204,39 @@ Result<std::unique_ptr<WorkerPool>> WorkerPool::Start(const Options& options, Do
     return Status::Invalid("adam.workers is " + std::to_string(options.workers) + "; at most " +
                            std::to_string(kMaxWorkers));
   }
-  Result<Cores> cores = Cores::Load();
-  if (!cores.ok()) return cores.status().Within("Adam workers");
-  const uint32_t workers = options.workers != 0 ? options.workers : DefaultWorkers(*cores);
-  std::vector<Cores::CpuSet> sets;
-  if (options.pin) sets = cores->Spread(workers);
-  if (options.pin && sets.empty()) spdlog::warn("adam_workers_not_bound reason=\"hwloc cannot spread them\"");
+  std::optional<Cores> own;
+  if (options.cores == nullptr) {
+    Result<Cores> loaded = Cores::Load();
+    if (!loaded.ok()) return loaded.status().Within("Adam workers");
+    own = std::move(*loaded);
+  }
+  const Cores& cores = own ? *own : *options.cores;
+  std::vector<Cores::Group> of_machine = cores.Groups();
+  std::vector<uint32_t> cores_of_groups;
+  for (const Cores::Group& group : of_machine) cores_of_groups.push_back(group.cores);
+  std::vector<uint32_t> workers =
+      SplitWorkers(cores_of_groups, {options.workers, options.parameters_per_s, ReadCpuQuota()});
 
   auto impl = std::make_unique<Impl>();
   impl->done = done;
+  impl->Arrange(&of_machine, &workers);
   const BlockSignals while_starting;  // the workers inherit the mask
   int bind_error = 0;
-  for (uint32_t i = 0; i < workers; ++i) {
-    try {
-      impl->threads.emplace_back([pool = impl.get(), i] { pool->Run(i); });
-    } catch (const std::system_error& error) {
-      impl->Stop();
-      return Status::Errno(error.code().value(), "cannot start Adam worker " + std::to_string(i) + " of " +
-                                                     std::to_string(workers) + " (limits: ulimit -u, TasksMax)");
-    }
-    if (!sets.empty()) {
-      if (const int error = cores->Bind(impl->threads.back().native_handle(), sets[i])) bind_error = error;
+  uint32_t index = 0;
+  for (size_t g = 0; g < workers.size(); ++g) {
+    std::vector<Cores::CpuSet> sets;
+    if (options.pin) sets = cores.Spread(of_machine[g], workers[g]);
+    if (options.pin && sets.empty()) bind_error = ENOTSUP;
+    for (uint32_t i = 0; i < workers[g]; ++i, ++index) {
+      try {
+        impl->threads.emplace_back([pool = impl.get(), g, index] { pool->Run(pool->groups[g], index); });
+      } catch (const std::system_error& error) {
+        impl->Stop();
+        return Status::Errno(error.code().value(),
+                             "cannot start Adam worker " + std::to_string(index) + " (limits: ulimit -u, TasksMax)");
+      }
+      if (sets.empty()) continue;
+      if (const int error = cores.Bind(impl->threads.back().native_handle(), sets[i])) bind_error = error;
     }
   }
   if (bind_error != 0) {
@@ -161,14 +254,22 @@ void WorkerPool::Submit(Job* job) {
   MLPO_CHECK(job->pieces >= 1);
   job->ended_pieces_.store(0, std::memory_order_relaxed);  // the mutex hands it to the workers
   const uint32_t pieces = job->pieces;                     // it may end before we wake anybody
-  impl_->Append(job);
+  Group& group = impl_->GroupFor(*job);
+  impl_->Append(group, job);
   if (pieces == 1) {
-    impl_->work.notify_one();
+    group.work.notify_one();
   } else {
-    impl_->work.notify_all();
+    group.work.notify_all();
   }
+  if (group.TooMuch()) impl_->AskForHelp(group);
 }
 
 uint32_t WorkerPool::workers() const { return static_cast<uint32_t>(impl_->threads.size()); }
+
+uint32_t WorkerPool::workers_on(int node) const {
+  const std::vector<Group*>& group_of = impl_->group_of;
+  const bool known = node >= 0 && static_cast<size_t>(node) < group_of.size() && group_of[node] != nullptr;
+  return known ? group_of[node]->workers : 0;
+}
 
 }  // namespace mlpo

@@ -1,9 +1,11 @@
-// WorkerPool: the daemon's CPU workers, shared by all sessions. A job is cut into pieces; any worker takes the next
-// piece.
+// WorkerPool: the daemon's CPU workers, shared by all sessions. A job is cut into pieces; any worker of the node that
+// its memory is on takes the next piece.
 //
-// Jobs start in order of submission, with all workers on the first; when its pieces are taken, they go on with the next
-// without waiting for its end. The end of a job's last piece posts it to the done queue. Workers are bound to cores
-// (hwloc, within the affinity mask), keep FTZ and DAZ off, block signals and sleep while idle.
+// A node's jobs start in order of submission, with all its workers on the first; when its pieces are taken, they go on
+// with the next without waiting for its end. Workers without work take pieces of another node's jobs where more wait
+// than that node's workers have hands: reading across sockets is slower than waiting for the next turn, but not than
+// the one after it. The end of a job's last piece posts it to the done queue. Workers are bound to cores (hwloc, within
+// the affinity mask), keep FTZ and DAZ off, block signals and sleep while idle.
 // Threads: Submit from any thread. A job is borrowed from Submit until it appears in the done queue, and may then be
 // submitted again.
 #pragma once
@@ -17,16 +19,19 @@
 
 namespace mlpo {
 
+class Cores;
+
 class Job {
  public:
   virtual ~Job() = default;
   // Piece `piece` of `pieces`; called once each, in any order, from several workers at a time.
   virtual void RunPiece(uint32_t piece) = 0;
   uint32_t pieces = 1;  // at least 1; set before Submit
+  int node = -1;        // NUMA node of its memory; -1: wherever there is least to do. Set before Submit
 
  private:
   friend class WorkerPool;
-  Job* next_job_ = nullptr;  // these two: guarded by the pool's mutex
+  Job* next_job_ = nullptr;  // these two: guarded by its group's mutex
   uint32_t next_piece_ = 0;
   std::atomic<uint32_t> ended_pieces_{0};  // acq_rel: the last to count sees what all pieces wrote
 };
@@ -36,8 +41,10 @@ using DoneJobs = MessageQueue<Job*>;
 class WorkerPool {
  public:
   struct Options {
-    uint32_t workers = 0;  // 0: cores of the affinity mask and cgroup quota, 1-16
+    uint32_t workers = 0;  // in all; 0: see SplitWorkers (cores.h)
     bool pin = true;
+    double parameters_per_s = 0;   // what the paths can have updated; 0: not known
+    const Cores* cores = nullptr;  // nullptr: this machine's. Borrowed for Start
   };
   // `done` is borrowed for the pool's life.
   static Result<std::unique_ptr<WorkerPool>> Start(const Options& options, DoneJobs* done);
@@ -45,6 +52,7 @@ class WorkerPool {
 
   void Submit(Job* job);
   uint32_t workers() const;
+  uint32_t workers_on(int node) const;  // that a job with this node has
 
  private:
   struct Impl;

@@ -182,7 +182,7 @@ class Bench {
     pool_ = Taken(BufferPool::Create(pool));
     pool.buffer_bytes = 8 * kBlock;
     pool.pool_bytes = blocks * pool.buffer_bytes;
-    pool.huge_pages = false;  // an arena has none
+    pool.huge_pages = BufferPool::HugePages::kNever;  // an arena has none
     slots_ = Taken(BufferPool::Create(pool));
     workers_ = Taken(WorkerPool::Start({options.workers, true}, &done_));
     arrays_ = {pool_.get(), slots_.get(), blocks};

@@ -30,7 +30,8 @@ struct MemoryConfig {
   uint64_t pool_bytes = 0;             // 0: a quarter of what host and memory cgroup have
   uint64_t arenas_bytes = 0;           // all sessions' arenas together; 0: half of what is left after the pool
   uint64_t block_elements = 1u << 20;  // parameters a block; a multiple of 1024
-  std::string huge_pages = "auto";     // auto, never
+  std::string huge_pages = "auto";     // auto, never, require
+  std::string numa = "auto";           // auto: an equal part of the pool on each node; interleave, off
   bool lock = true;                    // mlock the pool where the limit allows
 };
 

@@ -282,7 +282,8 @@ std::vector<Setting<Config>> BuildSettings() {
   Append(&all, "memory", &Config::memory,
          {Size("pool", &M::pool_bytes, {}), Size("arenas", &M::arenas_bytes, {}),
           Count("block", &M::block_elements, {.min = 1024, .max = 16 * kMiB, .multiple = 1024}),
-          Choice("huge_pages", &M::huge_pages, {"auto", "never"}), Flag("lock", &M::lock)});
+          Choice("huge_pages", &M::huge_pages, {"auto", "never", "require"}),
+          Choice("numa", &M::numa, {"auto", "interleave", "off"}), Flag("lock", &M::lock)});
   using A = AdamConfig;
   Append(&all, "adam", &Config::adam,
          {Integer("workers", &A::workers, {.min = 1, .max = 1024, .zero = true}), Flag("pin", &A::pin),

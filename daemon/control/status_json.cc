@@ -114,6 +114,8 @@ ordered_json Paths(const Snapshot& snapshot) {
 }
 
 ordered_json Pool(const PoolSnapshot& pool) {
+  ordered_json nodes = ordered_json::array();
+  for (const PoolNode& node : pool.nodes) nodes.push_back({{"node", node.id}, {"buffers", node.buffers}});
   return {{"bytes", pool.bytes},
           {"buffer_bytes", pool.buffer_bytes},
           {"buffers", pool.buffers},
@@ -121,7 +123,10 @@ ordered_json Pool(const PoolSnapshot& pool) {
           {"dirty_blocks", pool.dirty_blocks},
           {"free_blocks", pool.free_blocks},
           {"locked", pool.locked},
-          {"huge_pages", pool.huge_pages}};
+          {"huge_pages", pool.huge_pages},
+          {"huge_bytes", pool.huge_bytes},
+          {"growing", pool.growing},
+          {"nodes", std::move(nodes)}};
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ struct Facts {
   Status uring;
   std::optional<int> uring_disabled;  // kernel.io_uring_disabled: 0, 1, 2
   bool seccomp = false;               // a filter is in force
+  bool uring_clones = false;          // registered buffers: they count once, not once a path
 
   std::optional<uint64_t> memory_lock_limit;  // nothing: no limit
   Result<uint64_t> available = uint64_t{0};   // host and memory cgroup, whichever is tighter
@@ -46,17 +47,20 @@ struct Facts {
   uint64_t buffer = 0;
   bool pool_locked = false;      // a running daemon's
   bool pool_huge = false;        // a running daemon's
-  uint64_t huge_page_bytes = 0;  // free ones set aside
+  uint64_t huge_page_bytes = 0;  // free ones set aside, of 2 MiB and 1 GiB
   std::string transparent;       // always, madvise, never; "" if the kernel has none
 
   uint32_t cores = 0;
   std::optional<double> cpu_quota;  // CPUs
-  uint32_t workers = 0;             // configured; 0: chosen by the daemon
+  uint32_t workers = 0;             // configured, or a running daemon's; 0: chosen by the daemon
+  uint32_t default_workers = 0;     // what it would choose
+  uint32_t needed_workers = 0;      // for what the paths can have updated; 0: not known
 
   uint64_t open_files = 0;               // RLIMIT_NOFILE
   std::optional<uint64_t> file_size;     // RLIMIT_FSIZE; nothing: no limit
   uint32_t numa_nodes = 1;               // with memory
   std::optional<uint32_t> numa_allowed;  // nodes that we may take memory from; nothing if not known
+  Status numa_policy;                    // of asking for memory of a node (mbind)
 
   Result<std::string> socket = std::string();  // where it is or would be
   Status socket_folder;

@@ -1,5 +1,6 @@
 #include "daemon/doctor/gather.h"
 
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -19,7 +20,7 @@
 #include <fstream>
 #include <future>
 #include <map>
-#include <set>
+#include <numeric>
 #include <sstream>
 #include <system_error>
 #include <thread>
@@ -29,12 +30,15 @@
 #include "daemon/adam/cpu_quota.h"
 #include "daemon/base/mapped_region.h"
 #include "daemon/base/unix_socket.h"
+#include "daemon/io/block_device.h"
 #include "daemon/io/buffer_pool.h"
 #include "daemon/io/memory_lock.h"
 #include "daemon/io/mount_info.h"
 #include "daemon/io/path.h"
 #include "daemon/io/path_probe.h"
 #include "daemon/io/path_queue.h"
+#include "daemon/io/pool_memory.h"
+#include "daemon/io/uring_pool.h"
 
 namespace mlpo {
 namespace {
@@ -42,8 +46,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kPathDeadline = std::chrono::seconds(5);
-constexpr int kDeviceDepth = 8;  // device mapper on md on partitions, with room
-constexpr uint64_t kHugePage = 2u << 20;
+constexpr uint64_t kHugePage = 2u << 20, kGiantPage = 1u << 30;
 
 std::string ReadText(const std::string& file) {
   std::ifstream in(file);
@@ -87,19 +90,6 @@ std::optional<uint32_t> CountInList(const std::string& list) {
   return count > 0 ? std::optional<uint32_t>(count) : std::nullopt;
 }
 
-void AddDisks(const fs::path& device, std::set<std::string>* disks, int depth) {
-  std::error_code error;
-  if (depth > kDeviceDepth) return;
-  if (fs::exists(device / "partition", error)) return AddDisks(device.parent_path(), disks, depth + 1);
-  std::vector<fs::path> below;
-  for (fs::directory_iterator it(device / "slaves", error), end; !error && it != end; it.increment(error)) {
-    const fs::path slave = fs::canonical(it->path(), error);
-    if (!error) below.push_back(slave);
-  }
-  if (below.empty()) disks->insert(device.filename());
-  for (const fs::path& each : below) AddDisks(each, disks, depth + 1);
-}
-
 // The mount that `name`, resolved, is on.
 std::optional<Mount> MountOf(const std::string& name) {
   std::optional<Mount> found;
@@ -109,6 +99,16 @@ std::optional<Mount> MountOf(const std::string& name) {
     if (inside && (!found || mount.point.size() >= found->point.size())) found = mount;
   }
   return found;
+}
+
+// Whether memory can be asked for from a node, by asking for a page of the first one.
+Status TryNumaPolicy() {
+  constexpr uint64_t kPage = 4096;
+  void* page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return Status::Errno(errno, "mapping a page");
+  const int error = PoolMemory().Prefer(static_cast<std::byte*>(page), kPage, 0);
+  ::munmap(page, kPage);
+  return error == 0 ? Status() : Status::Errno(error, "mbind");
 }
 
 // Everything about one path; may hang with it.
@@ -221,9 +221,10 @@ std::string TransparentHugePages(const std::string& root) {
 }
 
 uint64_t HugePageBytes(const std::string& root) {
-  uint64_t pages = 0;
+  uint64_t pages = 0, giant = 0;
   std::ifstream(root + "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages") >> pages;
-  return pages * kHugePage;
+  std::ifstream(root + "/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages") >> giant;
+  return pages * kHugePage + giant * kGiantPage;
 }
 
 uint32_t NumaNodes(const std::string& root) {
@@ -237,13 +238,10 @@ std::optional<uint32_t> NumaAllowed(const std::string& root) {
 }
 
 std::vector<std::string> DisksBelow(const std::string& root, unsigned major_number, unsigned minor_number) {
-  std::error_code error;
-  const fs::path device = fs::canonical(
-      root + "/sys/dev/block/" + std::to_string(major_number) + ":" + std::to_string(minor_number), error);
-  if (error) return {};  // no block device: NFS, tmpfs, overlay, btrfs
-  std::set<std::string> disks;
-  AddDisks(device, &disks, 0);
-  return {disks.begin(), disks.end()};
+  std::vector<std::string> names;
+  for (const fs::path& drive : DrivesBelow(root, major_number, minor_number)) names.push_back(drive.filename());
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 // As lustre_user.h has it: lov_user_md_v1 and _v3 begin alike, the stripe count at 28; lov_comp_md_v1 is a header of 32
@@ -265,7 +263,8 @@ std::optional<uint32_t> LustreStripes(const std::string& layout) {
   return most;
 }
 
-Facts GatherFacts(const Config& config, const Environment& environment, const RunningFacts* running) {
+Facts GatherFacts(const Config& config, const Environment& environment, const RunningFacts* running,
+                  double parameters_per_s) {
   Facts facts;
   facts.config = config;
   facts.running = running != nullptr;
@@ -273,6 +272,7 @@ Facts GatherFacts(const Config& config, const Environment& environment, const Ru
   if (::uname(&kernel) == 0) facts.kernel = kernel.release;
   facts.kernel_calls = CheckKernel();
   facts.uring = ProbeUring();
+  facts.uring_clones = UringPool::KernelClones();
   facts.uring_disabled = UringDisabled("");
   const std::string self = ReadText("/proc/self/status");
   facts.seccomp = Field(self, "Seccomp") == "2";
@@ -286,11 +286,19 @@ Facts GatherFacts(const Config& config, const Environment& environment, const Ru
   Result<Cores> cores = Cores::Load();
   facts.cores = cores.ok() ? cores->count() : std::max(1u, std::thread::hardware_concurrency());
   facts.cpu_quota = ReadCpuQuota();
+  if (cores.ok()) {
+    std::vector<uint32_t> of_groups;
+    for (const Cores::Group& group : cores->Groups()) of_groups.push_back(group.cores);
+    const std::vector<uint32_t> workers = SplitWorkers(of_groups, {0, parameters_per_s, facts.cpu_quota});
+    facts.default_workers = std::accumulate(workers.begin(), workers.end(), 0u);
+  }
+  facts.needed_workers = WorkersFor(parameters_per_s);
   facts.workers = config.adam.workers;
   facts.open_files = Limit(RLIMIT_NOFILE).value_or(UINT64_MAX);
   facts.file_size = Limit(RLIMIT_FSIZE);
   facts.numa_nodes = NumaNodes("");
   facts.numa_allowed = NumaAllowed("");
+  facts.numa_policy = TryNumaPolicy();
   facts.socket = running != nullptr ? Result<std::string>(running->socket) : ResolveSocket(config, environment);
   if (facts.socket.ok()) facts.socket_folder = CheckSocketFolder(facts.socket.value());
   facts.paths = LookAtPaths(config.paths, config.daemon.node);

@@ -27,8 +27,10 @@ struct RunningFacts {
   std::vector<RunningPath> paths;  // as the configuration's
 };
 
-// `running`: of the daemon in this process; nullptr: none runs here.
-Facts GatherFacts(const Config& config, const Environment& environment, const RunningFacts* running);
+// `running`: of the daemon in this process; nullptr: none runs here. `parameters_per_s`: that the paths can have
+// updated; 0: not known.
+Facts GatherFacts(const Config& config, const Environment& environment, const RunningFacts* running,
+                  double parameters_per_s);
 
 // Linux 5.10 or newer has what sessions are made of: pidfds, and memfds that can be sealed for good.
 Status CheckKernel();
@@ -39,7 +41,7 @@ Status CheckKernel();
 std::optional<int> UringDisabled(const std::string& root);
 // Of "/sys/kernel/mm/transparent_hugepage/enabled": the word in brackets.
 std::string TransparentHugePages(const std::string& root);
-// Free pages of the size that the pool takes (2 MiB), in bytes.
+// Free pages of the sizes that the pool takes (2 MiB, 1 GiB), in bytes.
 uint64_t HugePageBytes(const std::string& root);
 // NUMA nodes with memory, and those that this process may use ("Mems_allowed_list").
 uint32_t NumaNodes(const std::string& root);

@@ -16,7 +16,6 @@ namespace {
 
 constexpr uint64_t kStateBytes = 12;  // per parameter
 constexpr uint64_t kMiB = 1u << 20;
-constexpr uint32_t kDefaultWorkers = 16;
 constexpr uint64_t kFilesPerSession = 8;  // sockets, memfds, doorbell, pidfd; and a state file a path
 constexpr uint32_t kGoodConnects = 4;
 constexpr uint64_t kGoodNfsSize = kMiB;
@@ -153,8 +152,8 @@ class Judgement {
     const std::string raise =
         "LimitMEMLOCK=infinity in the unit, ulimit -l unlimited in a shell, or memlock in "
         "/etc/security/limits.conf";
-    // Each path's ring counts the pool once more.
-    const uint64_t rings = f_.pool * std::max<size_t>(1, f_.paths.size());
+    // The rings count the pool once more, or each of them does.
+    const uint64_t rings = f_.uring_clones ? f_.pool : f_.pool * std::max<size_t>(1, f_.paths.size());
     if (!f_.config.memory.lock)
       return Ok("memlock", "[memory] lock = false: the pool is not to be locked (RLIMIT_MEMLOCK is " + limit + ")");
     if (f_.running && !f_.pool_locked)
@@ -170,7 +169,7 @@ class Judgement {
                  raise);
     if (*f_.memory_lock_limit < f_.pool + rings)
       return Add("memlock", Level::kWarning,
-                 "RLIMIT_MEMLOCK is " + limit + ": too little to register the pool with io_uring for each path (" +
+                 "RLIMIT_MEMLOCK is " + limit + ": too little to register the pool with io_uring (" +
                      ByteText(f_.pool + rings) + "), which costs CPU time",
                  raise);
     Ok("memlock", "RLIMIT_MEMLOCK is " + limit + ", enough for the pool");
@@ -184,8 +183,9 @@ class Judgement {
     if (!f_.running && enough) return Ok("huge_pages", ByteText(f_.huge_page_bytes) + " are set aside");
     const bool transparent = f_.transparent == "always" || f_.transparent == "madvise";
     if (!f_.running && transparent) return Ok("huge_pages", "transparent ones: " + f_.transparent);
-    const bool large = f_.pool * std::max<size_t>(1, f_.paths.size()) > kMaxSmallPageBytes;
-    Add("huge_pages", Level::kWarning,
+    const bool large = !f_.uring_clones && f_.pool * std::max<size_t>(1, f_.paths.size()) > kMaxSmallPageBytes;
+    const bool required = f_.config.memory.huge_pages == "require" && !f_.running;
+    Add("huge_pages", required ? Level::kError : Level::kWarning,
         std::string(f_.running ? "the pool is not in huge pages" : "the pool will not be in huge pages") +
             " (transparent ones: " + (f_.transparent.empty() ? "not in this kernel" : f_.transparent) +
             ", set aside: " + ByteText(f_.huge_page_bytes) + ")" +
@@ -210,14 +210,24 @@ class Judgement {
     if (granted < 2)
       return Add("cpu", Level::kWarning, std::string(text.data()) + ": Adam, I/O and the data thread share them",
                  "grant at least 2 (CPUQuota=, AllowedCPUs=, docker --cpus, srun --cpus-per-task)");
-    const uint32_t workers =
-        f_.workers > 0 ? f_.workers : std::max(1u, std::min(kDefaultWorkers, static_cast<uint32_t>(granted)));
+    const uint32_t workers = f_.workers > 0 ? f_.workers : f_.default_workers;
+    if (workers < f_.needed_workers)
+      return Add("cpu", Level::kWarning,
+                 std::string(text.data()) + ": " + std::to_string(workers) +
+                     " Adam workers, and what the paths can do takes " + std::to_string(f_.needed_workers) +
+                     ": updates wait for them",
+                 "grant more CPUs (CPUQuota=, AllowedCPUs=, docker --cpus), or raise [adam] workers");
     Ok("cpu", std::string(text.data()) + ": " + std::to_string(workers) + " Adam workers");
   }
 
   void Numa() {
-    if (!f_.numa_allowed || *f_.numa_allowed >= f_.numa_nodes)
-      return Ok("numa", std::to_string(f_.numa_nodes) + (f_.numa_nodes == 1 ? " node" : " nodes"));
+    const bool all = !f_.numa_allowed || *f_.numa_allowed >= f_.numa_nodes;
+    if (all && f_.numa_nodes > 1 && !f_.numa_policy.ok() && f_.config.memory.numa != "off")
+      return Add("numa", Level::kWarning,
+                 std::to_string(f_.numa_nodes) + " nodes, and memory cannot be asked for from one (" +
+                     f_.numa_policy.message() + "): it is near the threads that touch it first",
+                 "let mbind through (seccomp profile; docker --cap-add SYS_NICE)");
+    if (all) return Ok("numa", std::to_string(f_.numa_nodes) + (f_.numa_nodes == 1 ? " node" : " nodes"));
     Add("numa", Level::kWarning,
         "memory from " + std::to_string(*f_.numa_allowed) + " of " + std::to_string(f_.numa_nodes) +
             " nodes only: trainers on the others reach across",

@@ -15,8 +15,9 @@ class IoFaults {
  public:
   virtual ~IoFaults() = default;
 
-  // The errno with which a call fails when the queue starts, or 0 to really make it. `call`: "io_uring_setup",
-  // "io_uring_register" (of buffers), "io_uring_enter".
+  // The errno with which a call fails when the queue starts or the pool grows, or 0 to really make it. `call`:
+  // "io_uring_setup", "io_uring_enter", "io_uring_register" (of buffers), "io_uring_table" (of buffers, that grows),
+  // "io_uring_clone" (of all buffers), "io_uring_clone_piece".
   virtual int SetupError(std::string_view /*call*/) { return 0; }
   // How many of `bytes` are really requested (fewer: a short transfer).
   virtual size_t RequestBytes(Direction /*direction*/, uint64_t /*offset*/, size_t bytes) { return bytes; }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "daemon/base/log.h"
+#include "daemon/io/block_device.h"
 #include "daemon/io/byte_text.h"
 #include "daemon/io/file_header.h"
 #include "daemon/io/path_folders.h"
@@ -203,6 +205,11 @@ uint64_t Path::AvailableBytes() const {
     return 0;
   }
   return std::min(free_bytes.value(), impl_->LeftOfCapacity(config_.capacity_bytes));
+}
+
+int Path::numa_node() const {
+  struct stat st;
+  return ::stat(directory_.c_str(), &st) == 0 ? DriveNode("", major(st.st_dev), minor(st.st_dev)) : -1;
 }
 
 uint64_t Path::ReservedBytes() const {

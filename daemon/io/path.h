@@ -49,6 +49,8 @@ class Path {
   const std::string& directory() const { return directory_; }
   const PathConfig& config() const { return config_; }
   bool direct_io() const { return direct_io_; }
+  // The NUMA node of its drives; -1: not known, or several.
+  int numa_node() const;
   // Free bytes that new extents may take now: file system and configured capacity, less what is reserved.
   uint64_t AvailableBytes() const;
   // Of all files. Thread-safe.

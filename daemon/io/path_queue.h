@@ -19,14 +19,15 @@
 namespace mlpo {
 
 class IoFaults;
+class UringPool;
 
 using TransferResults = MessageQueue<TransferResult>;
 
 // Whether this process can set up and enter an io_uring: the kernel's errno if not.
 Status ProbeUring();
 
-// A pool of 4 KiB pages is registered only up to so many bytes, all rings together: each GiB costs 6 MiB of kernel
-// memory and 21 ms.
+// A pool of 4 KiB pages that each ring has to register for itself is registered only up to so many bytes, all rings
+// together: each GiB costs 6 MiB of kernel memory and 21 ms.
 inline constexpr uint64_t kMaxSmallPageBytes = uint64_t{64} << 30;
 
 class PathQueue {
@@ -37,6 +38,7 @@ class PathQueue {
     uint32_t piece_bytes = 2u << 20;  // 1-8 MiB
     uint32_t depth = 32;              // pieces in flight
     uint32_t rings = 1;               // queues on the same pool: each one's registration costs the kernel memory
+    UringPool* shared = nullptr;      // the pool's one registration; nullptr: the ring makes its own. Borrowed
     IoFaults* faults = nullptr;       // tests only; borrowed
   };
 
@@ -46,8 +48,10 @@ class PathQueue {
   virtual ~PathQueue() = default;  // waits for everything in flight, then ends the thread
 
   virtual void Submit(const Transfer& transfer) = 0;
-  virtual const char* engine() const = 0;  // io_uring, threads
-  virtual bool registered_buffers() const = 0;
+  // The pool has grown by a piece; its buffers may be in transfers already. Thread-safe.
+  virtual void PieceReady(uint32_t piece) = 0;
+  virtual const char* engine() const = 0;       // io_uring, threads
+  virtual bool registered_buffers() const = 0;  // of all pieces that it knows to be ready
 };
 
 }  // namespace mlpo

@@ -22,6 +22,7 @@ class ThreadQueue : public PathQueue {
   ~ThreadQueue() override;
 
   void Submit(const Transfer& transfer) override;
+  void PieceReady(uint32_t) override {}
   const char* engine() const override { return "threads"; }
   bool registered_buffers() const override { return false; }
 

@@ -10,6 +10,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/io/io_faults.h"
 #include "daemon/io/memory_lock.h"
+#include "daemon/io/uring_pool.h"
 #include "proto/abi.h"
 
 namespace mlpo {
@@ -78,6 +79,7 @@ UringQueue::UringQueue(const Options& options, const Path* path, const BufferPoo
       results_(results),
       table_({options.index, path->name(), options.piece_bytes, options.depth,
               path->direct_io() ? static_cast<uint32_t>(MLPO_ALIGN) : 1u}),
+      piece_usable_(pool->piece_count()),
       enter_errors_(kNsPerS) {}
 
 Result<std::unique_ptr<PathQueue>> UringQueue::Start(const Options& options, const Path* path, const BufferPool* pool,
@@ -101,7 +103,7 @@ Result<std::unique_ptr<PathQueue>> UringQueue::Start(const Options& options, con
 
 UringQueue::~UringQueue() {
   if (!thread_.joinable()) return;  // the set-up failed
-  inbox_.Put(std::nullopt);
+  inbox_.Put(End{});
   thread_.join();
 }
 
@@ -110,6 +112,8 @@ void UringQueue::Submit(const Transfer& transfer) {
   MLPO_CHECK(transfer.offset >= Path::kFileHeaderBytes);
   inbox_.Put(transfer);
 }
+
+void UringQueue::PieceReady(uint32_t piece) { inbox_.Put(NewPiece{piece}); }
 
 int UringQueue::FaultAt(const char* call) const {
   return options_.faults == nullptr ? 0 : options_.faults->SetupError(call);
@@ -145,7 +149,32 @@ Status UringQueue::TryRing() {
 }
 
 Status UringQueue::RegisterPool() {
-  if (!pool_->huge_pages() && pool_->pool_bytes() > kMaxSmallPageBytes / std::max(1u, options_.rings)) {
+  const Status status = ClonePool() ? Status() : RegisterForItself();
+  if (!status.ok()) return status;
+  bool all = true;
+  for (uint32_t piece = 0; piece < pool_->piece_count(); ++piece) all &= piece_usable_[piece] || !pool_->IsReady(piece);
+  registered_ = all;
+  return Status();
+}
+
+bool UringQueue::ClonePool() {
+  if (options_.shared == nullptr) return false;
+  if (const int error = options_.shared->CloneAll(ring_.ring_fd); error != 0) {
+    spdlog::warn("event=pool_not_cloned path={} errno={}", path_->name(), error);
+    return false;
+  }
+  has_table_ = true;
+  for (uint32_t piece = 0; piece < pool_->piece_count(); ++piece)
+    piece_usable_[piece] = options_.shared->IsRegistered(piece);
+  return true;
+}
+
+bool UringQueue::TooManySmallPages() const {
+  return !pool_->huge_pages() && pool_->pool_bytes() > kMaxSmallPageBytes / std::max(1u, options_.rings);
+}
+
+Status UringQueue::RegisterForItself() {
+  if (TooManySmallPages()) {
     spdlog::warn(
         "event=buffers_not_registered path={} pool_bytes={} rings={} reason=\"without huge pages this costs "
         "more than it gives; set huge pages aside (vm.nr_hugepages) for a pool of this size\"",
@@ -154,21 +183,36 @@ Status UringQueue::RegisterPool() {
   }
   int error = FaultAt("io_uring_register");
   if (error == 0) {
-    const std::vector<iovec>& pieces = pool_->pieces();
-    error = -::io_uring_register_buffers(&ring_, pieces.data(), static_cast<unsigned>(pieces.size()));
+    has_table_ = FaultAt("io_uring_table") == 0 && MakeTable(ring_.ring_fd, pool_->piece_count()) == 0;
+    std::vector<iovec> ready;  // the first ones
+    for (uint32_t piece = 0; piece < pool_->piece_count() && pool_->IsReady(piece) && error == 0; ++piece) {
+      ready.push_back(pool_->piece(piece).memory);
+      if (has_table_) error = RegisterPiece(ring_.ring_fd, *pool_, piece);
+    }
+    // Before Linux 5.19 a table cannot grow: pieces that come later are used without.
+    if (!has_table_) error = -::io_uring_register_buffers(&ring_, ready.data(), static_cast<unsigned>(ready.size()));
+    if (error == 0) std::fill_n(piece_usable_.begin(), ready.size(), true);
   }
-  if (error == 0) {
-    registered_ = true;
-    return Status();
-  }
-  const std::optional<uint64_t> limit = MemoryLockLimit();
-  if (error != ENOMEM || !limit) return Status::Errno(error, "io_uring_register of the pool");
-  const uint64_t need = pool_->pool_bytes() * std::max(1u, options_.rings);
-  spdlog::warn(
-      "event=buffers_not_registered path={} errno={} need_bytes={} limit_bytes={} advice=\"works, with more CPU "
-      "time per byte; raise RLIMIT_MEMLOCK to at least {} bytes (LimitMEMLOCK= in the unit, ulimit -l in KiB)\"",
-      path_->name(), error, need, *limit, need);
+  if (error == 0) return Status();
+  has_table_ = false;
+  if (error != ENOMEM || !MemoryLockLimit()) return Status::Errno(error, "io_uring_register of the pool");
+  WarnNotRegistered(*pool_, path_->name(), error, pool_->pool_bytes() * std::max(1u, options_.rings));
   return Status();
+}
+
+// The pool has grown. A piece that cannot be registered is used without; that is said once.
+void UringQueue::AddPiece(uint32_t piece) {
+  int error = EOPNOTSUPP;
+  if (has_table_ && options_.shared != nullptr && !options_.shared->IsRegistered(piece)) {
+    registered_ = false;
+    return;  // has been told
+  }
+  if (has_table_ && options_.shared != nullptr && options_.shared->clones_pieces())
+    error = options_.shared->ClonePiece(ring_.ring_fd, piece);
+  if (has_table_ && error != 0 && !TooManySmallPages()) error = RegisterPiece(ring_.ring_fd, *pool_, piece);
+  piece_usable_[piece] = error == 0;
+  if (error == 0 || !registered_.exchange(false)) return;
+  WarnNotRegistered(*pool_, path_->name(), error, pool_->pool_bytes() * std::max(1u, options_.rings));
 }
 
 void UringQueue::Run(std::promise<Status> started) {
@@ -198,14 +242,16 @@ void UringQueue::WatchInbox() {
 void UringQueue::TakeInbox() {
   taken_.clear();
   inbox_.TakeAll(&taken_);
-  for (const std::optional<Transfer>& transfer : taken_) {
-    if (!transfer) {
+  for (const Message& message : taken_) {
+    if (const auto* transfer = std::get_if<Transfer>(&message)) {
+      const std::optional<TransferResult> ended =
+          table_.Add(*transfer, path_->descriptor(transfer->file), pool_->data(transfer->buffer), NowNs());
+      if (ended) results_->Put(*ended);
+    } else if (const auto* grown = std::get_if<NewPiece>(&message)) {
+      AddPiece(grown->piece);
+    } else {
       stopping_ = true;
-      continue;
     }
-    const std::optional<TransferResult> ended =
-        table_.Add(*transfer, path_->descriptor(transfer->file), pool_->data(transfer->buffer), NowNs());
-    if (ended) results_->Put(*ended);
   }
 }
 
@@ -226,16 +272,16 @@ void UringQueue::Prepare(const PieceTable::Operation& operation) {
                            ? operation.bytes
                            : options_.faults->RequestBytes(operation.direction, operation.offset, operation.bytes);
   const auto bytes = static_cast<unsigned>(asked);
-  const auto piece = static_cast<int>(pool_->piece_of(operation.buffer));
+  const uint32_t piece = pool_->piece_of(operation.buffer);
   if (operation.direction == Direction::kRead) {
-    if (registered_) {
-      ::io_uring_prep_read_fixed(sqe, operation.fd, operation.data, bytes, operation.offset, piece);
+    if (piece_usable_[piece]) {
+      ::io_uring_prep_read_fixed(sqe, operation.fd, operation.data, bytes, operation.offset, static_cast<int>(piece));
     } else {
       ::io_uring_prep_read(sqe, operation.fd, operation.data, bytes, operation.offset);
     }
   } else {
-    if (registered_) {
-      ::io_uring_prep_write_fixed(sqe, operation.fd, operation.data, bytes, operation.offset, piece);
+    if (piece_usable_[piece]) {
+      ::io_uring_prep_write_fixed(sqe, operation.fd, operation.data, bytes, operation.offset, static_cast<int>(piece));
     } else {
       ::io_uring_prep_write(sqe, operation.fd, operation.data, bytes, operation.offset);
     }

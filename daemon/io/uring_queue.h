@@ -7,10 +7,12 @@
 
 #include <liburing.h>
 
+#include <atomic>
 #include <future>
 #include <memory>
 #include <optional>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "daemon/io/path_queue.h"
@@ -27,8 +29,9 @@ class UringQueue : public PathQueue {
   ~UringQueue() override;
 
   void Submit(const Transfer& transfer) override;
+  void PieceReady(uint32_t piece) override;
   const char* engine() const override { return "io_uring"; }
-  bool registered_buffers() const override { return registered_; }
+  bool registered_buffers() const override { return registered_.load(std::memory_order_relaxed); }
 
  private:
   UringQueue(const Options& options, const Path* path, const BufferPool* pool, TransferResults* results);
@@ -39,6 +42,10 @@ class UringQueue : public PathQueue {
   void BoundWorkers();
   Status TryRing();
   Status RegisterPool();
+  bool ClonePool();
+  Status RegisterForItself();
+  void AddPiece(uint32_t piece);
+  bool TooManySmallPages() const;
   int FaultAt(const char* call) const;
 
   void WatchInbox();
@@ -53,16 +60,23 @@ class UringQueue : public PathQueue {
   const Path* const path_;
   const BufferPool* const pool_;
   TransferResults* const results_;
-  MessageQueue<std::optional<Transfer>> inbox_;  // nullopt: the end
-  bool registered_ = false;                      // written by the thread before Start returns
+  struct End {};
+  struct NewPiece {
+    uint32_t piece;
+  };
+  using Message = std::variant<Transfer, NewPiece, End>;
+  MessageQueue<Message> inbox_;
+  std::atomic<bool> registered_{false};  // relaxed: for status only
 
   // The thread's own.
   io_uring ring_{};
   bool ring_made_ = false;
   bool watching_ = false;  // a poll of the inbox is in the ring
   bool stopping_ = false;
+  bool has_table_ = false;  // of buffers, that takes further pieces
   PieceTable table_;
-  std::vector<std::optional<Transfer>> taken_;  // keeps its storage between rounds
+  std::vector<bool> piece_usable_;  // registered in this ring
+  std::vector<Message> taken_;      // keeps its storage between rounds
   RateLimit enter_errors_;
 
   std::thread thread_;  // last: everything above outlives it

@@ -53,6 +53,11 @@ struct PathSnapshot {
   double write_limit = 0;
 };
 
+struct PoolNode {
+  int id = 0;
+  uint64_t buffers = 0;
+};
+
 struct PoolSnapshot {
   uint64_t bytes = 0;
   uint64_t buffer_bytes = 0;
@@ -61,7 +66,10 @@ struct PoolSnapshot {
   uint64_t dirty_blocks = 0;
   uint64_t free_blocks = 0;
   bool locked = false;
-  bool huge_pages = false;
+  bool huge_pages = false;      // most of it
+  uint64_t huge_bytes = 0;      // of what is ready
+  bool growing = false;         // buffers are still to come
+  std::vector<PoolNode> nodes;  // where the buffers are; empty on a machine of one node
 };
 
 struct Snapshot {

@@ -7,6 +7,7 @@ mlpo_test(adam_test TIMEOUT 3600 LIBS mlpo_adam SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_stats_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_targets_test.cc)
 mlpo_test(adam_worker_pool_test LIBS mlpo_adam SOURCES
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_cores_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_worker_pool_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_cpu_quota_test.cc)
 add_test(NAME adam_dispatch_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/unit/adam_dispatch_test.sh $<TARGET_FILE:mlpo_adam>)

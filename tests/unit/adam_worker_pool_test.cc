@@ -17,6 +17,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "daemon/adam/cores.h"
 #include "tests/unit/adam_arrays.h"
 
 namespace mlpo::testing {
@@ -297,6 +298,117 @@ TEST_CASE("WorkerPool.IdleWorkersUseNoCpu", "[adam]") {
   const int64_t before = cpu_ns();
   CHECK(poll(nullptr, 0, 300) == 0);
   CHECK(cpu_ns() - before < 30'000'000);  // a single spinning worker would use 300 ms
+}
+
+// Eight cores on two nodes, workers 0-3 near node 0 and 4-7 near node 1; nobody is really bound.
+std::unique_ptr<WorkerPool> StartOnTwoNodes(DoneJobs* done, uint32_t workers = 8) {
+  const Result<Cores> cores = Cores::Synthetic("node:2 core:4 pu:1", "");
+  REQUIRE(cores.ok());
+  WorkerPool::Options options;
+  options.workers = workers;
+  options.cores = &cores.value();
+  Result<std::unique_ptr<WorkerPool>> pool = WorkerPool::Start(options, done);
+  REQUIRE(pool.ok());
+  return std::move(pool.value());
+}
+
+int NodeOfThisWorker() {
+  char name[16];
+  pthread_getname_np(pthread_self(), name, sizeof name);
+  return std::stoi(std::string(name).substr(std::string("mlpo-adam-").size())) < 4 ? 0 : 1;
+}
+
+TEST_CASE("WorkerPool.AJobRunsOnItsMemorysNode", "[adam]") {
+  DoneJobs done;
+  const auto pool = StartOnTwoNodes(&done);
+  CHECK(pool->workers() == 8);
+  CHECK(pool->workers_on(0) == 4);
+  CHECK(pool->workers_on(1) == 4);
+  CHECK(pool->workers_on(7) == 0);
+  std::atomic<int> elsewhere{0};
+  for (int round = 0; round < 2000; ++round) {
+    const int node = round % 2;
+    // Not more pieces than the node has workers: nobody else is to help.
+    FunctionJob job(1 + round % 4, [&](uint32_t) { elsewhere += NodeOfThisWorker() != node; });
+    job.node = node;
+    pool->Submit(&job);
+    WaitFor(&done, 1);
+  }
+  CHECK(elsewhere == 0);
+}
+
+TEST_CASE("WorkerPool.AnIdleNodeHelpsWhereMoreWaitsThanThereAreHands", "[adam]") {
+  DoneJobs done;
+  const auto pool = StartOnTwoNodes(&done);
+  // All eight workers have to take a piece of it at once.
+  Meeting meeting(8);
+  std::atomic<int> alone{0}, here{0};
+  FunctionJob job(12, [&](uint32_t) {
+    here += NodeOfThisWorker() == 0;
+    alone += !meeting.Arrive();
+  });
+  job.node = 0;
+  pool->Submit(&job);
+  WaitFor(&done, 1);
+  CHECK(alone == 0);
+  CHECK(here >= 4);
+}
+
+TEST_CASE("WorkerPool.TheOwnNodesJobsComeBeforeAnothers", "[adam]") {
+  DoneJobs done;
+  const auto pool = StartOnTwoNodes(&done);
+  // Node 1 is busy with its own; node 0 has far too much, and gets no help until node 1 is through.
+  std::atomic<bool> go{false};
+  std::atomic<int> helped{0}, own_left{64};
+  const auto wait = [&] {
+    while (!go) std::this_thread::yield();
+  };
+  FunctionJob own(64, [&](uint32_t) {
+    wait();
+    --own_left;
+  });
+  own.node = 1;
+  FunctionJob other(400, [&](uint32_t) {
+    wait();
+    if (NodeOfThisWorker() == 1 && own_left > 4) ++helped;  // 4: pieces that its other workers have
+  });
+  other.node = 0;
+  pool->Submit(&own);
+  pool->Submit(&other);
+  go = true;
+  WaitFor(&done, 2);
+  CHECK(helped == 0);
+}
+
+TEST_CASE("WorkerPool.NodesWithoutWorkersAreServedByTheOthers", "[adam]") {
+  DoneJobs done;
+  const auto pool = StartOnTwoNodes(&done, 1);  // one worker: on one of the nodes
+  CHECK(pool->workers_on(0) == 1);
+  CHECK(pool->workers_on(1) == 1);
+  for (const int node : {0, 1, 5, -1}) {
+    CountingJob job(7);
+    job.node = node;
+    pool->Submit(&job);
+    WaitFor(&done, 1);
+    CHECK(job.EachOnce());
+  }
+}
+
+TEST_CASE("WorkerPool.EveryPieceRunsOnceOnSeveralNodes", "[adam]") {
+  for (const uint32_t workers : {2, 3, 8}) {
+    DoneJobs done;
+    std::vector<std::unique_ptr<CountingJob>> jobs;
+    for (uint32_t i = 0; i < 600; ++i) {
+      jobs.push_back(std::make_unique<CountingJob>(1 + i % 40));
+      jobs.back()->node = static_cast<int>(i * i % 7 % 3) - 1;  // -1, 0, 1
+    }
+    {
+      const auto pool = StartOnTwoNodes(&done, workers);
+      for (const auto& job : jobs) pool->Submit(job.get());
+    }  // the end runs them all, those of every node
+    CHECK(WaitFor(&done, jobs.size()).size() == jobs.size());
+    for (const auto& job : jobs) CHECK(job->EachOnce());
+  }
 }
 
 TEST_CASE("WorkerPool.AnAbsurdNumberOfWorkersIsRefused", "[adam]") {

@@ -127,6 +127,36 @@ TEST_CASE("Handshake.EnvironmentFillsWhatOptionsLeaveOpen") {
   CHECK(LastErrorHas("RANK is \"three\""));
 }
 
+TEST_CASE("Handshake.SaysWhereTheArenaIsWanted") {
+  auto script = std::make_shared<Script>();
+  mlpo_hello seen = {};
+  script->hello = [&](int, const mlpo_hello& hello) {
+    seen = hello;
+    return false;
+  };
+  FakeDaemon daemon(script);
+  const mlpo_connect_options options = ConnectTo(daemon.socket());
+  const auto node_seen = [&] {
+    mlpo_client* client = nullptr;
+    REQUIRE(mlpo_connect(&options, &client) == 0);
+    mlpo_client_free(client);
+    return seen.numa_node;
+  };
+  Environment variable("MLPO_NUMA_NODE", nullptr);
+  // The thread's own: one whose folder in /sys has a CPU that it may run on.
+  const int own = node_seen();
+  const std::string folder = "/sys/devices/system/node/node" + std::to_string(own);
+  CHECK(std::filesystem::exists(folder));
+  setenv("MLPO_NUMA_NODE", "3", 1);
+  CHECK(node_seen() == 3);
+  mlpo_client* client = nullptr;
+  for (const char* wrong : {"x", "-1", "1.5", "99999999999"}) {
+    setenv("MLPO_NUMA_NODE", wrong, 1);
+    CHECK(mlpo_connect(&options, &client) == -EINVAL);
+    CHECK(LastErrorHas("MLPO_NUMA_NODE is"));
+  }
+}
+
 TEST_CASE("Handshake.BadOptionsAreRefusedBeforeConnecting") {
   FakeDaemon daemon;
   const auto refused = [&](auto change) {

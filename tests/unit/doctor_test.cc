@@ -4,6 +4,7 @@
 
 #include "daemon/doctor/gather.h"
 #include "daemon/doctor/judge.h"
+#include "daemon/io/block_device.h"
 #include "tests/support/catch.h"
 #include "tests/support/scratch_dir.h"
 
@@ -26,7 +27,7 @@ Facts Healthy() {
   facts.config.memory.pool_bytes = facts.pool = 4 * kGiB;
   facts.buffer = 12u << 20;
   facts.transparent = "madvise";
-  facts.cores = 8;
+  facts.cores = facts.default_workers = 8;
   facts.open_files = 65536;
   facts.numa_allowed = 1;
   facts.socket = std::string("/run/mlpo/mlpo.sock");
@@ -150,6 +151,10 @@ TEST_CASE("Doctor.LockedMemory") {
   CHECK(Has(OnlyFault(facts).what, "may be swapped out"));
   facts.memory_lock_limit = 5 * kGiB;  // the pool, and not once more for each of two rings
   CHECK(Has(OnlyFault(facts).what, std::to_string(12 * kGiB)));
+  facts.memory_lock_limit = 8 * kGiB;
+  facts.uring_clones = true;  // once for all rings
+  CHECK(Faults(facts).empty());
+  facts.uring_clones = false;
   facts.memory_lock_limit = 12 * kGiB;
   CHECK(Faults(facts).empty());
   facts.memory_lock_limit = 8u << 20;
@@ -184,6 +189,8 @@ TEST_CASE("Doctor.HugePages") {
   Finding fault = OnlyFault(facts);
   CHECK(fault.check == "huge_pages");
   CHECK(Has(fault.advice, "vm.nr_hugepages=2048"));
+  facts.config.memory.huge_pages = "require";
+  CHECK(OnlyFault(facts).level == Level::kError);
   facts.huge_page_bytes = 4 * kGiB;
   CHECK(Faults(facts).empty());
   facts = Healthy();
@@ -203,8 +210,19 @@ TEST_CASE("Doctor.CpuNumaAndLimits") {
   facts.cpu_quota = 0.5;
   CHECK(OnlyFault(facts).check == "cpu");
   facts = Healthy();
+  facts.needed_workers = 8;
+  CHECK(Faults(facts).empty());
+  facts.needed_workers = 12;
+  CHECK(Has(OnlyFault(facts).what, "8 Adam workers, and what the paths can do takes 12"));
+  facts = Healthy();
+  facts.numa_policy = mlpo::Status(-EPERM, "mbind: no");
+  CHECK(Faults(facts).empty());  // one node
   facts.numa_nodes = 2;
   CHECK(Has(OnlyFault(facts).what, "1 of 2"));
+  facts.numa_allowed = 2;
+  CHECK(Has(OnlyFault(facts).what, "mbind: no"));
+  facts.config.memory.numa = "off";
+  CHECK(Faults(facts).empty());
   facts = Healthy();
   facts.open_files = 1024;
   CHECK(Has(OnlyFault(facts).advice, "LimitNOFILE="));
@@ -311,11 +329,12 @@ TEST_CASE("Doctor.FilesOfTheKernel") {
   Write(root + "/proc/sys/kernel/io_uring_disabled", "2\n");
   Write(root + "/sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n");
   Write(root + "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3\n");
+  Write(root + "/sys/kernel/mm/hugepages/hugepages-1048576kB/free_hugepages", "2\n");
   Write(root + "/sys/devices/system/node/has_memory", "0-2,4\n");
   Write(root + "/proc/self/status", "Name:\tx\nMems_allowed:\t3\nMems_allowed_list:\t0-1\n");
   CHECK(mlpo::UringDisabled(root) == 2);
   CHECK(mlpo::TransparentHugePages(root) == "never");
-  CHECK(mlpo::HugePageBytes(root) == 3u << 21);
+  CHECK(mlpo::HugePageBytes(root) == (3u << 21) + 2 * kGiB);
   CHECK(mlpo::NumaNodes(root) == 4);
   CHECK(mlpo::NumaAllowed(root) == 2u);
   for (const char* bad : {"", "x", "3-1", "0-99999999", "-1"}) {
@@ -343,6 +362,16 @@ TEST_CASE("Doctor.DrivesBelowADevice") {
   CHECK(mlpo::DisksBelow(root, 253, 0) == Names{"nvme0n1", "nvme1n1"});
   CHECK(mlpo::DisksBelow(root, 259, 1) == Names{"nvme0n1"});
   CHECK(mlpo::DisksBelow(root, 0, 44).empty());
+  // The NUMA node is what all drives say.
+  CHECK(mlpo::DriveNode(root, 259, 1) == -1);
+  Write(devices + "/pci/nvme0n1/numa_node", "1");
+  CHECK(mlpo::DriveNode(root, 259, 1) == 1);
+  CHECK(mlpo::DriveNode(root, 253, 0) == -1);
+  Write(devices + "/pci/numa_node", "1");  // of the other drive's controller
+  CHECK(mlpo::DriveNode(root, 253, 0) == 1);
+  Write(devices + "/pci/nvme1n1/numa_node", "0");
+  CHECK(mlpo::DriveNode(root, 253, 0) == -1);
+  CHECK(mlpo::DriveNode(root, 0, 44) == -1);
   link(devices + "/virtual/dm-0", devices + "/virtual/dm-0/slaves/loop");  // a circle ends
   CHECK(mlpo::DisksBelow(root, 253, 0) == Names{"nvme0n1", "nvme1n1"});
 }

@@ -1,6 +1,7 @@
 mlpo_test(io_pool_test LIBS mlpo_io SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_memory_limit_test.cc
-  ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_buffer_pool_test.cc)
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_buffer_pool_test.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_pool_growth_test.cc)
 mlpo_test(io_path_test LIBS mlpo_io SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_path_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_path_files_test.cc
@@ -8,5 +9,6 @@ mlpo_test(io_path_test LIBS mlpo_io SOURCES
 mlpo_test(io_queue_test LIBS mlpo_io SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_piece_table_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_path_queue_test.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_pool_rings_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_path_faults_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_file_systems_test.cc)

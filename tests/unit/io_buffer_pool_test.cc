@@ -43,7 +43,7 @@ uint64_t StatusKib(const std::string& key) {
 TEST_CASE("BufferPool.GivesDisjointAlignedBuffersInMemory") {
   const bool huge = GENERATE(true, false);
   BufferPool::Options options = Sized(50 << 20, 12 << 20);
-  options.huge_pages = huge;
+  options.huge_pages = huge ? BufferPool::HugePages::kAuto : BufferPool::HugePages::kNever;
   const uint64_t before_kib = StatusKib("VmRSS");
   Result<std::unique_ptr<BufferPool>> pool = BufferPool::Create(options);
   INFO(pool.status().message());
@@ -108,14 +108,15 @@ TEST_CASE("BufferPool.PiecesHoldWholeBuffersAndAtMostOneGib") {
   const BufferPool& p = **pool;
   CHECK_FALSE(p.locked());
   uint64_t total = 0;
-  for (const iovec& piece : p.pieces()) {
-    CHECK(piece.iov_len <= (uint64_t{1} << 30));
-    total += piece.iov_len;
+  for (uint32_t i = 0; i < p.piece_count(); ++i) {
+    CHECK(p.IsReady(i));
+    CHECK(p.piece(i).memory.iov_len <= (uint64_t{1} << 30));
+    total += p.piece(i).memory.iov_len;
   }
   CHECK(total == p.pool_bytes());
-  CHECK(p.pieces().size() == 3);
+  CHECK(p.piece_count() == 3);
   for (BufferIndex i = 0; i < p.count(); ++i) {
-    const iovec& piece = p.pieces().at(p.piece_of(i));
+    const iovec& piece = p.piece(p.piece_of(i)).memory;
     const auto* start = static_cast<const std::byte*>(piece.iov_base);
     REQUIRE(p.data(i) >= start);
     REQUIRE(p.data(i) + p.buffer_bytes() <= start + piece.iov_len);
@@ -142,7 +143,7 @@ TEST_CASE("BufferPool.WorksUnlockedWhereTheLimitIsTooSmall") {
     if (::setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || ::setresuid(65534, 65534, 65534) != 0)
       return std::string("cannot lower rights");
     BufferPool::Options options = Sized(12 << 20, 1 << 20);
-    options.huge_pages = false;  // hugetlb pages would be locked by nature
+    options.huge_pages = BufferPool::HugePages::kNever;  // hugetlb pages would be locked by nature
     return CreateAndTell(options);
   });
   CHECK_FALSE(report.killed);
@@ -207,6 +208,42 @@ TEST_CASE("C15_PoolBeyondTheMemoryCgroupIsRefusedAndNobodyIsKilled") {
   CHECK(left > (uint64_t{900} << 20));
   CHECK_FALSE(fits.killed);
   CHECK(fits.text.starts_with("made "));
+}
+
+// The cgroup is made tighter when the pool has its first piece: it stays smaller, and says so; nobody is killed.
+TEST_CASE("C15_ALimitThatComesWhileThePoolGrowsMakesItSmaller") {
+  const CgroupFolder cgroup = OwnMemoryCgroup();
+  if (cgroup.folder.empty()) {
+    WARN("skipped: " << cgroup.reason);
+    return;
+  }
+  const ChildReport report = InChild([&]() -> std::string {
+    if (!(std::ofstream(cgroup.folder + "/cgroup.procs") << ::getpid() << std::flush)) return "cannot join the cgroup";
+    BufferPool::Options options = Sized(768 << 20, 12 << 20);
+    options.piece_bytes = 96 << 20;
+    options.grow = true;
+    Result<std::unique_ptr<BufferPool>> pool = BufferPool::Create(options);
+    if (!pool.ok()) return pool.status().message();
+    bool lowered = false;
+    for (const char* limit : {"/memory.max", "/memory.limit_in_bytes"}) {
+      if (::access((cgroup.folder + limit).c_str(), W_OK) == 0)
+        lowered |= static_cast<bool>(std::ofstream(cgroup.folder + limit) << (400 << 20) << std::flush);
+    }
+    if (!lowered) return "cannot lower the limit";
+    Status end;
+    pool.value()->Grow([](uint32_t) {}, [&](Status status) { end = std::move(status); });
+    for (int i = 0; i < 30'000 && pool.value()->growing(); ++i) ::usleep(1000);
+    pool.value()->StopGrowing();
+    return std::to_string(end.code()) + " " + std::to_string(pool.value()->ready_bytes() >> 20) + " " + end.message();
+  });
+  CHECK(::rmdir(cgroup.folder.c_str()) == 0);
+  CHECK_FALSE(report.killed);
+  INFO(report.text);
+  REQUIRE(report.text.starts_with(std::to_string(-ENOMEM) + " "));
+  CHECK(report.text.find(cgroup.folder + " has only") != std::string::npos);
+  const int ready_mib = std::stoi(report.text.substr(report.text.find(' ') + 1));
+  CHECK(ready_mib >= 96);
+  CHECK(ready_mib < 400);
 }
 
 }  // namespace
