@@ -151,6 +151,19 @@ void PrintSessions(const json& answer) {
   std::printf("%s", table.Text().c_str());
 }
 
+// How much of a pool that still grows is there, and on which NUMA nodes.
+std::string Growing(const json& pool) {
+  std::string text;
+  const double buffers = Number(pool, "buffers"), bytes = buffers * Number(pool, "buffer_bytes");
+  if (Flag(pool, "growing")) text = ", " + Bytes(bytes) + " of it ready";
+  const json nodes = Member(pool, "nodes", json::value_t::array);
+  for (size_t i = 0; nodes.size() > 1 && i < nodes.size(); ++i) {
+    text += (i == 0 ? ", node " : " and ") + Count(Whole(nodes[i], "node")) + ": ";
+    text += Count(Whole(nodes[i], "buffers")) + " buffers";
+  }
+  return text;
+}
+
 void PrintDaemon(const json& s) {
   const json pool = Member(s, "pool", json::value_t::object);
   std::printf("mlpo-daemon %s on %s: %s (pid %llu, up %s)\n", Text(s, "version").c_str(), Text(s, "node").c_str(),
@@ -160,12 +173,13 @@ void PrintDaemon(const json& s) {
   const bool counters = s.contains("counters");  // which say less
   std::printf("adam: %s%s workers\n", counters ? "" : (Text(s, "adam_target") + ", ").c_str(),
               Count(Whole(s, "adam_workers")).c_str());
-  std::printf("pool: %s%s%s; blocks: %s cached (%s dirty), %s free\n", Bytes(Number(pool, "bytes")).c_str(),
+  std::printf("pool: %s%s%s%s; blocks: %s cached (%s dirty), %s free\n", Bytes(Number(pool, "bytes")).c_str(),
               counters               ? ""
               : Flag(pool, "locked") ? ", locked"
                                      : ", not locked",
-              Flag(pool, "huge_pages") ? ", huge pages" : "", Count(Whole(pool, "cached_blocks")).c_str(),
-              Count(Whole(pool, "dirty_blocks")).c_str(), Count(Whole(pool, "free_blocks")).c_str());
+              Flag(pool, "huge_pages") ? ", huge pages" : "", Growing(pool).c_str(),
+              Count(Whole(pool, "cached_blocks")).c_str(), Count(Whole(pool, "dirty_blocks")).c_str(),
+              Count(Whole(pool, "free_blocks")).c_str());
   std::printf("arenas: %s of at most %s\n", Bytes(Number(s, "arenas_bytes")).c_str(),
               Bytes(Number(s, "arenas_limit_bytes")).c_str());
   if (Whole(s, "protocol_errors") != 0)
