@@ -170,6 +170,7 @@ class Scheduler {
   void RunQueue(BlockOwner& owner);
   Failure BeginOp(Op& op);
   Failure BeginUpdate(Op& op);
+  void BeginStep(Session& session, uint32_t epoch);
   void WantRange(Op& op);
   bool Touches(const Op& op, const Block& block, size_t* segment) const;
   void Advance(BlockOwner& owner);
@@ -234,6 +235,7 @@ class Scheduler {
   Block* NextAhead(PathIndex path) const;
   Block* Victim() const;
   int64_t NextUse(const Block& block) const;
+  bool IsAboutToBeUsed(const Block& block) const;
   template <class Seconds>
   PathIndex ChooseReadPath(Seconds waiting_s) const;
   void Move(Block& block, Direction direction, Extent extent);

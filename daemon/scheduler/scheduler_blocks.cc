@@ -105,11 +105,6 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
     if (op.kind() == MLPO_OP_UPDATE) {
       block.nonzero = kPartMaster | kPartMoments;
       block.epoch = op.request.submission.epoch;
-      if (block.epoch > session.epoch) {
-        if (session.epoch > 0) session.period_ns = now_ns - session.epoch_ns;
-        session.epoch = block.epoch;
-        session.epoch_ns = now_ns;
-      }
       op.updated_any = true;
     } else if (op.kind() == MLPO_OP_FLUSH) {
       block.nonzero = kPartMaster;

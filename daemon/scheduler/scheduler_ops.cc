@@ -253,9 +253,19 @@ Failure Scheduler::BeginUpdate(Op& op) {
     }
   }
   op.updated_any = subgroup.torn;
+  BeginStep(*op.session, target);
   op.left = static_cast<uint32_t>(wanted.size());
   for (Block* block : wanted) WantBlock(op, *block);
   return {};
+}
+
+// The first UPDATE of an epoch begins.
+void Scheduler::BeginStep(Session& session, uint32_t epoch) {
+  if (epoch <= session.epoch) return;
+  if (session.epoch > 0) session.period_ns = now_ns_ - session.step_ns;
+  session.epoch = epoch;
+  session.step_ns = now_ns_;
+  session.job->step_ns = now_ns_;
 }
 
 // Whether a segment of op meets the block; *segment walks along with blocks in ascending order.

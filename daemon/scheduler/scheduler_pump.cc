@@ -65,6 +65,7 @@ void Scheduler::PumpFlushes() {
   for (Block* victim = Victim(); victim != nullptr; victim = Victim()) {
     if (free_.size() + clean_.size() + flushing_ >= asked + WantedAhead(victim)) break;
     if (pending_ == 0 && IsGrowing(*victim)) break;
+    if (working_ > 0 && IsAboutToBeUsed(*victim)) break;
     if (!FlushOne(*victim)) break;
   }
 }
@@ -296,6 +297,15 @@ int64_t Scheduler::NextUse(const Block& block) const {
   const int64_t period_ns = block.owner->session->period_ns;
   const int64_t next_ns = block.used_ns + period_ns;
   return period_ns == 0 || now_ns_ > next_ns + period_ns ? kNever : next_ns;
+}
+
+// Whether a step has just begun for which the block is here: its update may be the next submission to come. What workers
+// have already is wanted later.
+bool Scheduler::IsAboutToBeUsed(const Block& block) const {
+  constexpr int64_t kSubmittingNs = 100 * kNsPerMs;
+  const Session& session = *block.owner->session;
+  const int64_t begun_ns = session.job->step_ns;
+  return session.period_ns > 0 && block.used_ns < begun_ns && now_ns_ < begun_ns + kSubmittingNs;
 }
 
 // The dirty block whose buffer is best given away: that of the farthest next use. In steps that follow one order, that

@@ -57,9 +57,9 @@ struct Session {
   uint64_t in_flight = 0;   // transfers of its blocks, and work that workers do on them or for it
   uint64_t unanswered = 0;  // requests
   uint64_t skipped_steps = 0;
-  uint32_t epoch = 0;     // of its blocks, the highest
-  int64_t epoch_ns = 0;   // when the first block had it
-  int64_t period_ns = 0;  // from the epoch before to it; 0: not known
+  uint32_t epoch = 0;     // the highest that an UPDATE has begun: its step
+  int64_t step_ns = 0;    // when the first one did
+  int64_t period_ns = 0;  // from the step before to this one; 0: not known
   SessionSteps steps;
   bool ending = false;
 };
@@ -69,6 +69,7 @@ struct TrainingJob {
   uint32_t uid = 0;
   std::string name;
   uint32_t sessions = 0;
+  int64_t step_ns = 0;  // when one of them began its last step
   Share share;
   std::vector<LeastUsed<Session>> sessions_waiting;  // by queue, as Session::pending
   uint32_t waiting_sessions = 0;
