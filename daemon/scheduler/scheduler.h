@@ -236,8 +236,7 @@ class Scheduler {
   Block* Victim() const;
   int64_t NextUse(const Block& block) const;
   bool IsAboutToBeUsed(const Block& block) const;
-  template <class Seconds>
-  PathIndex ChooseReadPath(Seconds waiting_s) const;
+  PathIndex ChooseReadPath() const;
   void Move(Block& block, Direction direction, Extent extent);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);

@@ -178,27 +178,29 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
 
 // ---- Fetching ----
 
-// Among paths that may take a read, the one whose waiting reads take longest; kNone if none waits.
-template <class Seconds>
-PathIndex Scheduler::ChooseReadPath(Seconds waiting_s) const {
+// Among paths that may take a read, the one whose waiting reads take longest; kNone if none waits. For each path that has
+// still more to read, and whose queue is full just now, a buffer is kept back: else those that are ahead take them all,
+// and the slowest is read alone at the end.
+PathIndex Scheduler::ChooseReadPath() const {
+  const auto seconds = [this](PathIndex i) {
+    return static_cast<double>(paths_[i].pending_bytes) * model_.read_cost(i);
+  };
   PathIndex best = kNone;
-  double longest_s = 0;
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    const double seconds = waiting_s(i);
-    if (seconds <= longest_s || !MayQueue(static_cast<PathIndex>(i), Direction::kRead)) continue;
-    longest_s = seconds;
-    best = static_cast<PathIndex>(i);
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (paths_[i].pending_bytes == 0 || !MayQueue(i, Direction::kRead)) continue;
+    if (best == kNone || seconds(i) > seconds(best)) best = i;
   }
-  return best;
+  if (best == kNone || flushing_ == 0) return best;
+  size_t kept_back = 0;
+  for (PathIndex i = 0; i < paths_.size(); ++i) kept_back += seconds(i) > seconds(best) && !IsSuspect(paths_[i]);
+  return free_.size() + clean_.size() > kept_back ? best : kNone;
 }
 
 bool Scheduler::FetchOne() {
   if (pending_ == 0 || !HasBuffer()) return false;
   size_t queue = paths_.size();
   Session* session = fair_share_.Next(queue);  // blocks that are not read wait for nothing but a buffer
-  const PathIndex path = ChooseReadPath([this](size_t i) {
-    return static_cast<double>(paths_[i].pending_bytes) * model_.read_cost(static_cast<PathIndex>(i));
-  });
+  const PathIndex path = ChooseReadPath();
   if (path != kNone) {
     // Neither kind starves the other: who writes a large object always has a block that is not read.
     Session* reader = fair_share_.Next(path);
