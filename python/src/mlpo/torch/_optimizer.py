@@ -682,9 +682,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
     def _keep_updated(self, step: Step) -> None:
         """Of a step that was forgotten what was updated in the backward pass stays, and is finished."""
-        done = self._under_way = step.updated_early()
+        step.closing = True  # interrupted in here, the next call does the same again
+        done = step.updated_early()
         if self._overlap is not None:
             self._overlap.applied(done.parts)
+        self._under_way = done
         self._finish_step()
 
     def _finish_step(self) -> None:
