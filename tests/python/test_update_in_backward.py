@@ -321,6 +321,8 @@ def test_only_gradient_is_not_finite(make: Make) -> None:
                 optimizer.step()
             assert error.value.updated == ()
         optimizer.zero_grad()
+        assert optimizer.client is not None
+        assert optimizer.client.status()["sessions"][-1]["skipped_steps"] == int(step)
         assert [subgroup.epoch for subgroup in optimizer.subgroups] == [2]
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
         model(torch.ones(5)).sum().backward()

@@ -665,6 +665,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
     def _skip(self, step: Step, fate: int) -> None:
         """Forgets a step; raises why, unless the scaler skips it."""
+        for part in step.parts:
+            part.early = part.is_applied()  # what the daemon has refused is forgotten like the others
         self._forget(step, overflow=fate != _FAILED)
         error = NonFiniteGradientError(*not_finite(step.parts)) if fate == _NOT_FINITE else None
         updated = updated_text(step.parts)

@@ -416,7 +416,7 @@ class Overlap:
         for pack in packs:
             window = self._windows.get(id(pack))
             if window is not None:
-                window.submitted, window.request = False, None
+                window.submitted, window.request, window.part = False, None, None
 
     def used(self, members: Sequence[Member]) -> None:
         """The gradients of `members` will be applied, and the next window begins."""
