@@ -9,11 +9,14 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <chrono>
 #include <csignal>
+#include <random>
 
 #include "daemon/adam/kernel.h"
 #include "daemon/base/clock.h"
 #include "daemon/config/load.h"
+#include "daemon/control/status_json.h"
 #include "daemon/doctor/gather.h"
 #include "daemon/doctor/judge.h"
 #include "daemon/scheduler/path_model.h"
@@ -33,13 +36,30 @@ constexpr auto kCountersPeriod = std::chrono::milliseconds(500);
 constexpr uint32_t kPieceDepth = 64;
 constexpr double kSecondsPerDay = 86400;
 constexpr double kStateBytesPerParameter = 12;
+constexpr auto kRecordsPeriod = std::chrono::seconds(60);
+constexpr SessionId kBenchStorage = kStoreBit;       // no job's objects have this number
+constexpr uint64_t kBenchBytes = uint64_t{1} << 30;  // of a path's file, and in flight
+constexpr char kNobodyAsks[] = "who asked for it has gone";
+constexpr double kSharedDevice = 0.9;  // together, paths on devices of their own reach more of what each did alone
 
-PathParameters ParametersOf(const PathConfig& config) {
+// Declared speeds go over measured ones.
+PathParameters ParametersOf(const PathConfig& config, const PathRecord& record) {
   PathParameters path;
-  path.read_bytes_per_s = config.read_limit;
-  path.write_bytes_per_s = config.write_limit;
-  path.duplex_known = config.duplex > 0;
-  if (path.duplex_known) path.duplex = config.duplex;
+  if (const auto& measured = record.calibration) {
+    path.read_bytes_per_s = measured->read_bytes_per_s;
+    path.write_bytes_per_s = measured->write_bytes_per_s;
+    path.duplex = measured->duplex;
+    path.duplex_known = true;
+    path.read_depth_bytes = measured->read_depth_bytes;
+    path.write_depth_bytes = measured->write_depth_bytes;
+    path.origin = SpeedOrigin::kCalibrated;
+  }
+  if (config.read_limit > 0) path.read_bytes_per_s = config.read_limit;
+  if (config.write_limit > 0) path.write_bytes_per_s = config.write_limit;
+  if (config.duplex > 0) {
+    path.duplex = config.duplex;
+    path.duplex_known = true;
+  }
   if (config.read_limit > 0 || config.write_limit > 0) path.origin = SpeedOrigin::kDeclared;
   path.capacity_bytes = config.capacity_bytes;
   path.weight = config.weight;
@@ -56,7 +76,7 @@ Policy PolicyOf(const std::string& name) {
 double ParametersPerS(const std::vector<PathConfig>& paths) {
   double bytes_per_s = 0;
   for (const PathConfig& path : paths) {
-    const double worth = PathWorth(ParametersOf(path));
+    const double worth = PathWorth(ParametersOf(path, PathRecord()));
     if (worth <= 0) return 0;
     bytes_per_s += worth;
   }
@@ -98,7 +118,9 @@ Status Daemon::OpenPaths() {
     Doing("opening path " + config.name);
     Result<std::unique_ptr<Path>> path = Path::Open(config, config.name, config_.daemon.node);
     if (!path.ok()) return path.status();
-    parameters_.push_back(ParametersOf(config));
+    records_.push_back((*path)->record());
+    written_before_.push_back(records_.back().written_bytes);
+    parameters_.push_back(ParametersOf(config, records_.back()));
     paths_.push_back(std::move(*path));
   }
   shares_ = PathShares(parameters_, PolicyOf(config_.scheduler.policy));
@@ -252,6 +274,10 @@ Status Daemon::OpenSockets(const std::string& socket) {
   ControlHandlers handlers;
   handlers.snapshot = [this](std::function<void(Snapshot)> answer) { TakeSnapshot(std::move(answer)); };
   handlers.drain = [this] { BeginDrain("asked by mlpo-ctl"); };
+  handlers.bench = [this](const BenchRequest& request, std::function<void(Result<std::string>)> answer) {
+    Bench(request, std::move(answer));
+  };
+  handlers.stop_bench = [this] { StopBench(); };
   handlers.doctor = [this](std::function<void(std::string)> answer) { Examine(std::move(answer)); };
   Result<std::unique_ptr<ControlServer>> server = ControlServer::Open(io_, control, std::move(handlers));
   if (!server.ok()) return server.status();
@@ -314,6 +340,7 @@ int Daemon::Run() {
   sessions_->Start();
   state_ = State::kReady;
   StoreCounters();
+  StoreRecords();
   if (!config_.daemon.metrics_file.empty()) WriteMetrics();
   spdlog::info("event=ready socket={} node={} paths={} pool_bytes={} buffers={} workers={} adam={}", socket_.path(),
                config_.daemon.node, paths_.size(), pool_->pool_bytes(), pool_->count(), workers_->workers(),
@@ -325,6 +352,7 @@ int Daemon::Run() {
   Doing("ending", pool_->ready_bytes());
   pool_->StopGrowing();
   loop_->Stop();
+  SaveRecords();
   spdlog::info("event=stopped exit_code={}", exit_code_);
   return exit_code_;
 }
@@ -341,6 +369,45 @@ void Daemon::StoreCounters() {
   counters_due_.async_wait([this](boost::system::error_code error) {
     if (!error) StoreCounters();
   });
+}
+
+// How much has been written to each path, for the next daemon. Now and then, and after the data thread's end.
+void Daemon::StoreRecords() {
+  records_due_.expires_after(kRecordsPeriod);
+  records_due_.async_wait([this](boost::system::error_code error) {
+    if (error) return;
+    TakeSnapshot([this](const Snapshot& snapshot) {
+      PostHousekeeping([this, changed = TakeLifetimes(snapshot)] {
+        for (const auto& [path, record] : changed) (void)SaveRecord(path, record);
+        PostMain([this] { StoreRecords(); });
+      });
+    });
+  });
+}
+
+// The records of paths that have been written to since.
+std::vector<std::pair<size_t, PathRecord>> Daemon::TakeLifetimes(const Snapshot& snapshot) {
+  std::vector<std::pair<size_t, PathRecord>> changed;
+  for (size_t i = 0; i < records_.size(); ++i) {
+    const uint64_t written = written_before_[i] + snapshot.paths[i].written_bytes;
+    if (std::exchange(records_[i].written_bytes, written) != written) changed.emplace_back(i, records_[i]);
+  }
+  return changed;
+}
+
+void Daemon::SaveRecords() {
+  Snapshot snapshot;
+  snapshot.paths.resize(paths_.size());
+  loop_->Fill(&snapshot);
+  for (const auto& [path, record] : TakeLifetimes(snapshot)) (void)SaveRecord(path, record);
+}
+
+// "" or why it was not.
+std::string Daemon::SaveRecord(size_t path, const PathRecord& record) {
+  Status saved = paths_[path]->SaveRecord(record);
+  if (saved.ok()) return "";
+  spdlog::warn("event=record_not_saved path={} reason=\"{}\"", paths_[path]->name(), saved.message());
+  return saved.message();
 }
 
 // Now, and again an interval after it is done; the file system may be slow.
@@ -614,6 +681,167 @@ void Daemon::Examine(std::function<void(std::string)> answer) {
   });
 }
 
+// ---- Calibration ----
+
+// One calibration, on its way through the threads: files (housekeeping), buffers (data), their content (housekeeping),
+// measuring (data), saving (housekeeping), answer (main).
+struct Daemon::BenchRun {
+  Calibration::Options options;
+  std::shared_ptr<Storage> storage = std::make_shared<Storage>();
+  uint32_t buffers = 0;
+  FileOwner owner;
+  std::atomic<bool> unwanted{false};  // relaxed: who asked has gone; looked at before it measures
+  std::vector<PathMeasurement> results;
+  std::string error;
+  std::vector<BenchSnapshot> shown;
+  std::function<void(Result<std::string>)> answer;
+};
+
+void Daemon::Bench(const BenchRequest& request, std::function<void(Result<std::string>)> answer) {
+  if (state_ != State::kReady) return answer(Status(-ESHUTDOWN, "the daemon is not ready"));
+  if (sessions_->session_count() > 0 || !storages_.empty()) {
+    return answer(Status(-EBUSY, "sessions are connected (" + std::to_string(sessions_->session_count()) +
+                                     "): measuring needs the paths for itself; ask when no trainer runs"));
+  }
+  auto run = std::make_shared<BenchRun>();
+  run->answer = std::move(answer);
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    const auto named = [&](const std::string& text) {
+      return text == paths_[i]->name() || text == paths_[i]->directory();
+    };
+    if (request.paths.empty() || std::any_of(request.paths.begin(), request.paths.end(), named))
+      run->options.paths.push_back(static_cast<PathIndex>(i));
+  }
+  for (const std::string& text : request.paths) {
+    std::string known;
+    bool found = false;
+    for (const auto& path : paths_) {
+      found |= text == path->name() || text == path->directory();
+      known += (known.empty() ? "" : ", ") + path->name();
+    }
+    if (!found) return run->answer(Status::Invalid("no path '" + text + "'; there are: " + known));
+  }
+  Calibration::Options& options = run->options;
+  options.block_bytes = pool_->buffer_bytes();
+  options.offset_bytes = Path::kFileHeaderBytes;
+  options.file_blocks = std::max<uint64_t>(4, kBenchBytes / options.block_bytes);
+  options.measure_ns = static_cast<int64_t>(request.seconds * kNsPerS);
+  options.warm_up_ns = options.measure_ns * 2 / 5;
+  options.max_depth_bytes = kBenchBytes;
+  // Not the whole pool: a session that connects while a path hangs can work.
+  run->buffers =
+      static_cast<uint32_t>(std::min<uint64_t>(2 * options.paths.size() * options.file_blocks,
+                                               std::max<uint64_t>(2 * options.paths.size(), pool_->count() / 2)));
+  run->owner = {::geteuid(), "calibration", 0, static_cast<uint64_t>(NowNs())};
+  bench_ = run;
+  storages_[kBenchStorage] = run->storage;
+  PostHousekeeping([this, run] {
+    std::vector<double> shares(paths_.size());
+    for (const PathIndex path : run->options.paths) shares[path] = 1.0 / static_cast<double>(run->options.paths.size());
+    Status status = MakeFiles(*run->storage, run->owner);
+    if (status.ok()) {
+      status = run->storage->store->Reserve(shares, run->options.file_blocks * run->options.paths.size(),
+                                            run->options.block_bytes, "the calibration");
+      run->options.files = run->storage->store->files();
+    }
+    if (!status.ok()) run->error = status.message();
+    loop_->Post([this, run] { LendToBench(run); });
+  });
+}
+
+void Daemon::StopBench() {
+  if (const auto run = bench_.lock()) run->unwanted.store(true, std::memory_order_relaxed);
+  loop_->Post([this] { loop_->CancelCalibration(kNobodyAsks); });
+}
+
+void Daemon::LendToBench(const std::shared_ptr<BenchRun>& run) {
+  if (run->error.empty()) {
+    run->options.buffers = loop_->LendBuffers(run->buffers);
+    if (run->options.buffers.empty()) {
+      run->error = "a session has connected: it comes first";
+    } else if (run->options.buffers.size() < 2 * run->options.paths.size()) {
+      run->error = "the pool has " + std::to_string(run->options.buffers.size()) + " free buffers, and " +
+                   std::to_string(run->options.paths.size()) + " paths need two each: name fewer paths, or enlarge it";
+      loop_->GiveBack(run->options.buffers);
+    }
+  }
+  if (!run->error.empty()) return PostMain([this, run] { EndBench(run); });
+  PostHousekeeping([this, run] {
+    // What cannot be compressed, nor found twice.
+    std::mt19937_64 random(static_cast<uint64_t>(NowNs()));
+    for (const BufferIndex buffer : run->options.buffers) {
+      auto* words = reinterpret_cast<uint64_t*>(pool_->data(buffer));
+      for (uint64_t i = 0; i < pool_->buffer_bytes() / sizeof(uint64_t); ++i) words[i] = random();
+    }
+    loop_->Post([this, run] {
+      if (run->unwanted.load(std::memory_order_relaxed)) {
+        loop_->GiveBack(run->options.buffers);
+        run->error = kNobodyAsks;
+        return PostMain([this, run] { EndBench(run); });
+      }
+      loop_->Calibrate(run->options, [this, run](const Calibration& ended) {
+        run->results = ended.results();
+        run->error = ended.error();
+        if (ended.failed_path() != kNone)
+          run->error = "path " + paths_[ended.failed_path()]->name() + ": " + run->error;
+        PostMain([this, run] { EndBench(run); });
+      });
+    });
+  });
+}
+
+// Takes over what was measured, then saves it.
+void Daemon::EndBench(const std::shared_ptr<BenchRun>& run) {
+  for (const PathMeasurement& result : run->results) written_before_[result.path] += result.written_bytes;
+  if (!run->error.empty()) run->results.clear();
+  for (const PathMeasurement& result : run->results) {
+    // Where paths share a bottleneck, each is worth what it has of it when all are busy.
+    const double together = result.together_bytes_per_s / result.mixed_bytes_per_s;
+    const double scale = together < kSharedDevice ? together : 1;
+    PathRecord::Calibration measured;
+    measured.read_bytes_per_s = result.read_bytes_per_s * scale;
+    measured.write_bytes_per_s = result.write_bytes_per_s * scale;
+    measured.duplex = result.duplex;
+    measured.read_depth_bytes = result.read_depth_bytes;
+    measured.write_depth_bytes = result.write_depth_bytes;
+    measured.unix_s =
+        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    records_[result.path].calibration = measured;
+    parameters_[result.path] = ParametersOf(config_.paths[result.path], records_[result.path]);
+    BenchSnapshot shown;
+    shown.name = paths_[result.path]->name();
+    shown.read_bytes_per_s = result.read_bytes_per_s;
+    shown.write_bytes_per_s = result.write_bytes_per_s;
+    shown.duplex = result.duplex;
+    shown.mixed_bytes_per_s = result.mixed_bytes_per_s;
+    shown.together_bytes_per_s = result.together_bytes_per_s;
+    shown.read_depth_bytes = result.read_depth_bytes;
+    shown.write_depth_bytes = result.write_depth_bytes;
+    shown.speeds_from = Name(parameters_[result.path].origin);
+    run->shown.push_back(std::move(shown));
+    loop_->Post(
+        [this, path = result.path, parameters = parameters_[result.path]] { loop_->SetPath(path, parameters); });
+    spdlog::info("event=calibrated path={} read_bytes_per_s={:.0f} write_bytes_per_s={:.0f} duplex={:.2f} from={}",
+                 run->shown.back().name, measured.read_bytes_per_s, measured.write_bytes_per_s, measured.duplex,
+                 run->shown.back().speeds_from);
+  }
+  PostHousekeeping([this, run, records = records_, parameters = parameters_] {
+    shares_ = PathShares(parameters, PolicyOf(config_.scheduler.policy));
+    if (run->storage->store) {
+      Status removed = run->storage->store->Remove();
+      if (!removed.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", removed.message());
+    }
+    for (size_t i = 0; i < run->results.size(); ++i) {
+      run->shown[i].not_saved = SaveRecord(run->results[i].path, records[run->results[i].path]);
+    }
+    PostMain([this, run] {
+      storages_.erase(kBenchStorage);
+      run->answer(run->error.empty() ? Result<std::string>(BenchJson(run->shown)) : Status(-ECANCELED, run->error));
+      MaybeFinish();
+    });
+  });
+}
+
 void Daemon::TakeSnapshot(std::function<void(Snapshot)> answer) {
   auto snapshot = std::make_shared<Snapshot>();
   FillFixed(snapshot.get());
@@ -623,6 +851,9 @@ void Daemon::TakeSnapshot(std::function<void(Snapshot)> answer) {
       for (SessionSnapshot& session : snapshot->sessions) {
         const ClientConnection* connection = sessions_->Find(session.id);
         if (connection != nullptr) session.arena_bytes = connection->arena_bytes();
+      }
+      for (size_t i = 0; i < paths_.size(); ++i) {
+        snapshot->paths[i].lifetime_written_bytes = written_before_[i] + snapshot->paths[i].written_bytes;
       }
       snapshot->state = StateName(*snapshot);
       answer(std::move(*snapshot));

@@ -87,6 +87,15 @@ class Daemon : public SessionHost {
   void StopFast();
   void EndSessions();
   void MaybeFinish();
+  void Bench(const BenchRequest& request, std::function<void(Result<std::string>)> answer);
+  struct BenchRun;
+  void StopBench();
+  void LendToBench(const std::shared_ptr<BenchRun>& run);  // data thread
+  void EndBench(const std::shared_ptr<BenchRun>& run);
+  void StoreRecords();
+  void SaveRecords();
+  std::string SaveRecord(size_t path, const PathRecord& record);
+  std::vector<std::pair<size_t, PathRecord>> TakeLifetimes(const Snapshot& snapshot);
   void Examine(std::function<void(std::string report)> answer);
   void TakeSnapshot(std::function<void(Snapshot)> answer);
   void FillPool(PoolSnapshot* pool) const;
@@ -130,7 +139,11 @@ class Daemon : public SessionHost {
 
   std::vector<std::unique_ptr<Path>> paths_;
   std::vector<PathParameters> parameters_;  // per path, as known at the start
-  std::vector<double> shares_;              // from them: what new sessions reserve
+  std::vector<double> shares_;              // what new sessions reserve; housekeeping thread
+  std::vector<PathRecord> records_;         // per path, as last saved
+  std::vector<uint64_t> written_before_;    // per path, by earlier daemons
+  boost::asio::steady_timer records_due_{io_};
+  std::weak_ptr<BenchRun> bench_;  // the one under way
   uint64_t arenas_limit_bytes_ = 0;
   std::unique_ptr<Cores> cores_;  // until the workers run
   std::unique_ptr<BufferPool> pool_;

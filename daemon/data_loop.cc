@@ -20,6 +20,8 @@ constexpr int kIdleSleepMs = 1000;
 constexpr int kBusySleepMs = 100;
 constexpr int64_t kSubmissionsPerTurn = 64;  // of one session, so that none waits for another's
 
+constexpr uint64_t kCalibrationIds = uint64_t{1} << 63;  // transfers' ids from here on are a calibration's
+
 constexpr char kBadCompletionIndex[] = "its completion index is impossible";
 
 void Relax() {
@@ -106,12 +108,15 @@ bool DataLoop::Turn(int64_t now_ns) {
   if (ticks) {
     next_tick_ns_ = now_ns + kTickNs;
     if (!scheduler_.idle()) scheduler_.Tick(now_ns);
+    if (calibration_) calibration_->Tick(now_ns);
   }
+  MaybeEndCalibration();
   Publish();
   parts_.live->BeatData(now_ns);
   if (ticks) parts_.live->TryUpdate([&](Snapshot* snapshot) { FillTotals(snapshot, now_ns); });
   // What waits in the rings gets its refusal first; a client that goes on submitting does not hold the end up.
-  if (drained_ && scheduler_.idle() && (!worked || now_ns >= drain_patience_ns_)) std::exchange(drained_, nullptr)();
+  if (drained_ && scheduler_.idle() && !calibration_ && (!worked || now_ns >= drain_patience_ns_))
+    std::exchange(drained_, nullptr)();
   return worked;
 }
 
@@ -121,7 +126,11 @@ bool DataLoop::TakeQueues(int64_t now_ns) {
   if (messages_.Waits()) messages_.TakeAll(&taken_messages_);
   const bool worked = !taken_transfers_.empty() || !taken_jobs_.empty() || !taken_messages_.empty();
   for (const TransferResult& result : taken_transfers_) {
-    scheduler_.TransferDone(result, now_ns);
+    if (result.id >= kCalibrationIds) {
+      calibration_->TransferDone(result, now_ns);
+    } else {
+      scheduler_.TransferDone(result, now_ns);
+    }
   }
   for (Job* job : taken_jobs_) {
     const std::unique_ptr<SchedulerJob> done = std::move(jobs_.extract(job).mapped());
@@ -197,7 +206,7 @@ void DataLoop::Sleep() {
   }
   if (!work) {
     epoll_event events[64];
-    const bool busy = !scheduler_.idle() || draining_;
+    const bool busy = !scheduler_.idle() || calibration_ || draining_;
     const int count = ::epoll_wait(epoll_.get(), events, 64, busy ? kBusySleepMs : kIdleSleepMs);
     MLPO_CHECK(count >= 0 || errno == EINTR);
     // A producer may ring after its message was taken. Turn() looks at every queue before we sleep again.
@@ -230,6 +239,7 @@ void DataLoop::AddPiece(uint32_t number) {
 }
 
 void DataLoop::AddSession(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
+  CancelCalibration("a session has connected: it comes first");
   scheduler_.AddSession(identity);
   auto session = std::make_unique<LoopSession>(identity, std::move(areas));
   // Edge-triggered and never read: the client cannot make us block, and every write of it is seen.
@@ -277,6 +287,7 @@ void DataLoop::RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::v
 
 void DataLoop::Drain(std::function<void()> drained) {
   draining_ = true;
+  CancelCalibration("the daemon is stopping");
   drain_patience_ns_ = NowNs() + kDrainPatienceNs;
   drained_ = std::move(drained);
   for (auto& [id, session] : sessions_) session->writer.SetState(MLPO_SESSION_DRAINING);
@@ -319,6 +330,44 @@ void DataLoop::Fill(Snapshot* snapshot) const {
   std::sort(snapshot->sessions.begin(), snapshot->sessions.end(),
             [](const SessionSnapshot& a, const SessionSnapshot& b) { return a.id < b.id; });
 }
+
+// ---- Calibration ----
+
+std::vector<BufferIndex> DataLoop::LendBuffers(uint32_t count) {
+  if (!sessions_.empty() || draining_ || lent_) return {};
+  std::vector<BufferIndex> buffers = scheduler_.LendBuffers(count);
+  lent_ = !buffers.empty();
+  return buffers;
+}
+
+void DataLoop::GiveBack(const std::vector<BufferIndex>& buffers) {
+  lent_ = false;
+  scheduler_.TakeBack(buffers, NowNs());
+}
+
+void DataLoop::Calibrate(Calibration::Options options, std::function<void(const Calibration&)> done) {
+  MLPO_CHECK(lent_ && !calibration_);
+  options.first_id = kCalibrationIds;
+  calibrated_ = std::move(done);
+  calibration_ = std::make_unique<Calibration>(std::move(options), [this](const Transfer& t) { StartTransfer(t); });
+  if (draining_) calibration_->Cancel("the daemon is stopping");
+  if (!sessions_.empty()) calibration_->Cancel("a session has connected: it comes first");
+  if (!calibration_->ended()) calibration_->Begin(NowNs());
+  MaybeEndCalibration();
+}
+
+void DataLoop::CancelCalibration(const std::string& why) {
+  if (calibration_) calibration_->Cancel(why);
+}
+
+void DataLoop::MaybeEndCalibration() {
+  if (!calibration_ || !calibration_->ended()) return;
+  const std::unique_ptr<Calibration> ended = std::move(calibration_);
+  GiveBack(ended->buffers());
+  std::exchange(calibrated_, nullptr)(*ended);
+}
+
+void DataLoop::SetPath(PathIndex path, const PathParameters& parameters) { scheduler_.SetPath(path, parameters); }
 
 // ---- What the scheduler asks for ----
 

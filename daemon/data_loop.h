@@ -24,6 +24,7 @@
 #include "daemon/control/live_counters.h"
 #include "daemon/io/buffer_pool.h"
 #include "daemon/io/path_queue.h"
+#include "daemon/scheduler/calibration.h"
 #include "daemon/scheduler/scheduler.h"
 #include "daemon/session/areas.h"
 #include "daemon/session/ring_reader.h"
@@ -72,6 +73,14 @@ class DataLoop : private SchedulerActions {
   // Tells every client that no completion will follow.
   void AnnounceEnd();
   void Fill(Snapshot* snapshot) const;
+  // For a calibration, while no session is connected: at most `count`; none if there are sessions, or one is under way.
+  std::vector<BufferIndex> LendBuffers(uint32_t count);
+  void GiveBack(const std::vector<BufferIndex>& buffers);
+  // Measures with these buffers; `done` gets the ended calibration in this thread, after the buffers went back. A
+  // session that connects, or a drain, ends it.
+  void Calibrate(Calibration::Options options, std::function<void(const Calibration&)> done);
+  void CancelCalibration(const std::string& why);
+  void SetPath(PathIndex path, const PathParameters& parameters);
 
  private:
   struct LoopSession {
@@ -97,6 +106,7 @@ class DataLoop : private SchedulerActions {
   void FillTotals(Snapshot* snapshot, int64_t now_ns) const;
   bool RingHasWork(LoopSession& session);
   void Sleep();
+  void MaybeEndCalibration();
   void Watch(int fd, uint32_t events);
   LoopSession* Find(SessionId session);
 
@@ -129,6 +139,9 @@ class DataLoop : private SchedulerActions {
 
   int64_t next_tick_ns_ = 0;
   uint64_t lost_wakeups_ = 0;
+  bool lent_ = false;  // buffers are, from LendBuffers to the calibration's end
+  std::unique_ptr<Calibration> calibration_;
+  std::function<void(const Calibration&)> calibrated_;
   bool draining_ = false;
   std::function<void()> drained_;
   int64_t drain_patience_ns_ = 0;

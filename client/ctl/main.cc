@@ -38,6 +38,8 @@ constexpr const char* kDoctorHelp =
     "  other flags          are the daemon's: --path DIR, --memory SIZE, --config FILE; see mlpo-daemon --help\n"
     "Exit codes: 0 fine, 1 something does not work, 2 something works badly, 64 wrong usage, 69 no answer.\n";
 
+constexpr int64_t kBenchTimeoutNs = 3'600'000'000'000;  // many paths, slow ones
+
 int WrongUsage(const std::string& problem) {
   std::fprintf(stderr, "mlpo-ctl: %s\n", problem.c_str());
   return kUsage;
@@ -80,14 +82,20 @@ int Main(int argc, char** argv) {
   bool version = false;
   app.add_flag("--json", question.json, "print one JSON object");
   app.add_option("--socket", question.socket, "the daemon's socket (default: $MLPO_SOCKET, then the usual places)");
-  app.add_option("--timeout", timeout_s, "how long to wait for an answer, in seconds")
-      ->check(CLI::Range(0.001, 86400.0));
+  const CLI::Option* timeout =
+      app.add_option("--timeout", timeout_s, "how long to wait for an answer, in seconds (15; bench: an hour)")
+          ->check(CLI::Range(0.001, 86400.0));
   app.add_flag_callback(
       "--version", [&] { version = true; }, "print the version");
   CLI::App* status = app.add_subcommand("status", "everything at a glance");
   CLI::App* paths = app.add_subcommand("paths", "the storage paths");
   CLI::App* sessions = app.add_subcommand("sessions", "the connected ranks");
   CLI::App* metrics = app.add_subcommand("metrics", "everything countable, as Prometheus text");
+  CLI::App* bench = app.add_subcommand("bench", "measure the paths, while no trainer runs (its administrators only)");
+  std::vector<std::string> bench_paths;
+  double bench_seconds = 0.7;
+  bench->add_option("PATH", bench_paths, "names or directories of paths (default: all)");
+  bench->add_option("--seconds", bench_seconds, "how long each measurement takes")->check(CLI::Range(0.02, 60.0));
   CLI::App* drain = app.add_subcommand("drain", "finish accepted work, then end the daemon (its administrators only)");
   app.add_subcommand("doctor", "whether the machine is in order: mlpo-ctl doctor [daemon flags]");
   app.add_subcommand("run", "run a command with a private daemon: mlpo-ctl run [daemon flags] -- CMD");
@@ -108,6 +116,10 @@ int Main(int argc, char** argv) {
   if (paths->parsed()) return ShowPaths(question);
   if (sessions->parsed()) return ShowSessions(question);
   if (metrics->parsed()) return ShowMetrics(question);
+  if (bench->parsed()) {
+    if (timeout->count() == 0) question.timeout_ns = kBenchTimeoutNs;
+    return Bench(question, bench_paths, bench_seconds);
+  }
   if (drain->parsed()) return RequestDrain(question);
   return WrongUsage("run and doctor come first: mlpo-ctl run [daemon flags] -- CMD, mlpo-ctl doctor [daemon flags]");
 }

@@ -79,9 +79,11 @@ std::optional<json> FromCounters(const Question& question) {
 }
 
 // The daemon's answer, or nothing after an explanation on stderr and *exit_code.
-std::optional<json> Ask(const Question& question, const char* method, int* exit_code, bool or_counters = false) {
+std::optional<json> Ask(const Question& question, const char* method, int* exit_code, bool or_counters = false,
+                        const std::string& params = "") {
   char* text = nullptr;
-  const int code = mlpo_control(question.socket.empty() ? nullptr : question.socket.c_str(), method, nullptr,
+  const int code = mlpo_control(question.socket.empty() ? nullptr : question.socket.c_str(), method,
+                                params.empty() ? nullptr : params.c_str(),
                                 or_counters ? std::min(kPatienceNs, question.timeout_ns) : question.timeout_ns, &text);
   if (code != 0) {
     std::fprintf(stderr, "mlpo-ctl: %s\n", Safe(mlpo_last_error()).c_str());
@@ -130,6 +132,26 @@ void PrintPaths(const json& answer) {
                Count(Whole(p, "read_errors") + Whole(p, "write_errors")), Text(p, "directory")});
   }
   std::printf("%s", table.Text().c_str());
+}
+
+// What the daemon believes of each path; nothing to show of counters or of an older daemon.
+void PrintModel(const json& answer) {
+  Table table({"NAME", "SPEEDS", ">READ", ">WRITE", ">DUPLEX", ">WORTH", ">SHARE", ">IN FLIGHT", ">EVER WRITTEN"});
+  bool any = false;
+  for (const json& p : Member(answer, "paths", json::value_t::array)) {
+    if (!p.is_object()) continue;
+    const json model = Member(p, "model", json::value_t::object);
+    any |= !model.empty();
+    char duplex[32], share[32];
+    std::snprintf(duplex, sizeof duplex, "%.2f", Number(model, "duplex"));
+    std::snprintf(share, sizeof share, "%.1f %%", 100 * Number(model, "share"));
+    table.Add(
+        {Text(p, "name"), Text(model, "from"), BytesPerS(Number(model, "read_bytes_per_s")),
+         BytesPerS(Number(model, "write_bytes_per_s")), duplex, BytesPerS(Number(model, "worth_bytes_per_s")), share,
+         std::to_string(Whole(model, "read_queue_blocks")) + "+" + std::to_string(Whole(model, "write_queue_blocks")),
+         Bytes(Number(p, "lifetime_written_bytes"))});
+  }
+  if (any) std::printf("what they are taken for:\n%s", table.Text().c_str());
 }
 
 void PrintSessions(const json& answer) {
@@ -207,7 +229,10 @@ int ShowPaths(const Question& question) {
   int exit_code = kFine;
   const std::optional<json> answer = Ask(question, "paths", &exit_code, /*or_counters=*/true);
   if (!answer) return exit_code;
-  if (!question.json) PrintPaths(*answer);
+  if (!question.json) {
+    PrintPaths(*answer);
+    PrintModel(*answer);
+  }
   return Health(*answer);
 }
 
@@ -230,6 +255,30 @@ int ShowMetrics(const Question& question) {
   }
   if (!question.json) std::fputs(text->get_ref<const std::string&>().c_str(), stdout);
   return kFine;
+}
+
+int Bench(const Question& question, const std::vector<std::string>& paths, double seconds) {
+  int exit_code = kFine;
+  json params = {{"seconds", seconds}};
+  if (!paths.empty()) params["paths"] = paths;
+  const std::string text = params.dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::optional<json> answer = Ask(question, "bench", &exit_code, /*or_counters=*/false, text);
+  if (!answer) return exit_code;
+  Table table({"NAME", ">READ", ">WRITE", ">BOTH", ">DUPLEX", ">ALL AT ONCE", ">IN FLIGHT", "NOW"});
+  for (const json& p : Member(*answer, "paths", json::value_t::array)) {
+    if (!p.is_object()) continue;
+    char duplex[32];
+    std::snprintf(duplex, sizeof duplex, "%.2f", Number(p, "duplex"));
+    table.Add({Text(p, "name"), BytesPerS(Number(p, "read_bytes_per_s")), BytesPerS(Number(p, "write_bytes_per_s")),
+               BytesPerS(Number(p, "mixed_bytes_per_s")), duplex, BytesPerS(Number(p, "together_bytes_per_s")),
+               Bytes(Number(p, "read_depth_bytes")) + " + " + Bytes(Number(p, "write_depth_bytes")), Text(p, "from")});
+    if (const std::string why = Text(p, "not_saved"); !why.empty() && why != "?") {
+      std::fprintf(stderr, "mlpo-ctl: not saved for the next start: %s\n", why.c_str());
+      exit_code = kDegraded;
+    }
+  }
+  if (!question.json) std::printf("%s", table.Text().c_str());
+  return exit_code;
 }
 
 int RequestDrain(const Question& question) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace mlpo::ctl {
 
@@ -17,5 +18,7 @@ int ShowPaths(const Question& question);
 int ShowSessions(const Question& question);
 int ShowMetrics(const Question& question);
 int RequestDrain(const Question& question);
+// `paths`: names or directories, none: all. `seconds`: of each measurement.
+int Bench(const Question& question, const std::vector<std::string>& paths, double seconds);
 
 }  // namespace mlpo::ctl

@@ -1,7 +1,10 @@
 #include "daemon/control/connection.h"
 
+#include <sys/socket.h>
+
 #include <boost/asio/buffer.hpp>
 #include <boost/asio/write.hpp>
+#include <cerrno>
 
 #include "daemon/control/json_rpc.h"
 
@@ -78,6 +81,17 @@ void Connection::Answer(std::string reply, bool then_close) {
                                self->Start();
                              }
                            });
+}
+
+void Connection::WatchForEnd() {
+  if (closed_) return;
+  using Socket = boost::asio::local::stream_protocol::socket;
+  socket_.async_wait(Socket::wait_read, [self = shared_from_this()](error_code error) {
+    if (error || self->closed_) return;
+    char byte = 0;
+    const ssize_t got = ::recv(self->socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) self->Close();
+  });
 }
 
 void Connection::Close() {

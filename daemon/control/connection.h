@@ -31,6 +31,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void Start();
   // Writes the reply ("": nothing to say) and reads on; with `then_close` ends after it.
   void Answer(std::string reply, bool then_close = false);
+  // While an answer takes long: closes when the peer has gone. A peer that has sent more is not watched any further.
+  void WatchForEnd();
   void Close();
 
   const Peer& peer() const { return peer_; }

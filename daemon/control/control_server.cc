@@ -59,6 +59,7 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   void Handle(const std::shared_ptr<Connection>& connection, const std::string& line);
   void Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
   void Doctor(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void Bench(const std::shared_ptr<Connection>& connection, RpcRequest request);
   bool Refused(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
   void AskForSnapshot();
   void AnswerAll(const Snapshot& snapshot);
@@ -72,6 +73,8 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   asio::steady_timer pause_;
   asio::steady_timer answer_deadline_;
   std::set<std::shared_ptr<Connection>> connections_;
+  const Connection* bench_for_ = nullptr;  // who waits for a calibration
+  bool benching_ = false;                  // one is under way; who asked for it may have gone
   // One snapshot at a time. Who asks while one is in the making waits for the next: the present one may have been
   // taken before what the peer wants to see.
   bool snapshot_asked_ = false;
@@ -167,6 +170,10 @@ void ControlServer::Core::Admit(stream_protocol::socket socket) {
   hooks.closed = [weak](const Connection* closed) {
     const auto self = weak.lock();
     if (!self) return;
+    if (self->bench_for_ == closed) {
+      self->bench_for_ = nullptr;
+      self->handlers_.stop_bench();
+    }
     for (auto it = self->connections_.begin(); it != self->connections_.end(); ++it) {
       if (it->get() != closed) continue;
       self->connections_.erase(it);
@@ -189,6 +196,10 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
   std::optional<RpcRequest> request = ParseRpc(line, &refusal);
   if (!request) {
     connection->Answer(std::move(refusal));
+  } else if (!request->params.empty() && request->method != "bench") {
+    Reply(connection, *request, RpcErrorLine(request->id, RpcError::kInvalidParams, "method takes no parameters"));
+  } else if (request->method == "bench") {
+    Bench(connection, std::move(*request));
   } else if (request->method == "drain") {
     Drain(connection, *request);
   } else if (request->method == "doctor") {
@@ -200,7 +211,7 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
   } else {
     Reply(connection, *request,
           RpcErrorLine(request->id, RpcError::kNoMethod,
-                       "no such method; known: status, sessions, paths, metrics, doctor, version, drain"));
+                       "no such method; known: status, sessions, paths, metrics, doctor, version, bench, drain"));
   }
 }
 
@@ -225,6 +236,33 @@ void ControlServer::Core::Doctor(const std::shared_ptr<Connection>& connection, 
       const auto patient = waiter.connection.lock();
       if (patient && !patient->closed()) Reply(patient, waiter.request, RpcResultLine(waiter.request.id, report));
     }
+  });
+}
+
+// Takes as long as it takes; who closes the connection ends it.
+void ControlServer::Core::Bench(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  if (Refused(connection, request)) return;
+  BenchRequest wanted;
+  if (const std::string wrong = ParseBench(request.params, &wanted); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  if (benching_)
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kBusy, "a calibration is under way"));
+  spdlog::info("event=bench_requested uid={} pid={}", connection->peer().uid, connection->peer().pid);
+  benching_ = true;
+  bench_for_ = connection.get();
+  connection->WatchForEnd();
+  const Waiter waiter{connection, std::move(request)};
+  handlers_.bench(wanted, [weak = weak_from_this(), waiter](Result<std::string> result) {
+    const auto self = weak.lock();
+    if (!self || self->stopped_) return;
+    self->benching_ = false;
+    self->bench_for_ = nullptr;
+    const auto asker = waiter.connection.lock();
+    if (!asker || asker->closed()) return;
+    const std::string& id = waiter.request.id;
+    Reply(
+        asker, waiter.request,
+        result.ok() ? RpcResultLine(id, *result) : RpcErrorLine(id, RpcError::kNotPossible, result.status().message()));
   });
 }
 

@@ -1,10 +1,10 @@
 // ControlServer: answers questions about the daemon on its control socket (JSON-RPC 2.0, one request a line).
 //
-// Methods: status, sessions, paths, metrics, version; drain and doctor, for administrators. Root, the daemon's uid and
-// members of the admin group see and command everything; everyone else sees totals, paths, pool and the sessions of its
-// own uid (SO_PEERCRED decides, at connect). Peers are not trusted: requests are at most 64 KiB and answered one at a
-// time, so that one who does not read costs one answer's memory; idle connections are closed; connections are limited,
-// per uid too; at most one snapshot is in the making for all of them.
+// Methods: status, sessions, paths, metrics, version; drain, doctor and bench, for administrators. Root, the daemon's
+// uid and members of the admin group see and command everything; everyone else sees totals, paths, pool and the
+// sessions of its own uid (SO_PEERCRED decides, at connect). Peers are not trusted: requests are at most 64 KiB and
+// answered one at a time, so that one who does not read costs one answer's memory; idle connections are closed;
+// connections are limited, per uid too; at most one snapshot is in the making for all of them.
 //
 // Owner: the main thread, which runs the io_context; everything here happens there, the handlers are called there and
 // `snapshot` answers there. The io_context outlives the server; an answer that comes after the server is dropped.
@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "daemon/base/status.h"
 #include "daemon/base/unix_socket.h"
@@ -26,10 +27,19 @@ class io_context;
 
 namespace mlpo {
 
+// What mlpo-ctl bench asks for.
+struct BenchRequest {
+  std::vector<std::string> paths;  // names or directories; none: all
+  double seconds = 0.7;            // of each measurement
+};
+
 struct ControlHandlers {
   std::function<void(std::function<void(Snapshot)>)> snapshot;                  // answers now or later
   std::function<void()> drain;                                                  // begins to drain; may be called again
   std::function<void(std::function<void(std::string json)>)> doctor = nullptr;  // examines the machine; answers later
+  // Measures the paths; answers later, with JSON or an error. One at a time; stop_bench ends it soon, with an error.
+  std::function<void(const BenchRequest&, std::function<void(Result<std::string> json)>)> bench = nullptr;
+  std::function<void()> stop_bench = nullptr;
 };
 
 struct ControlOptions {

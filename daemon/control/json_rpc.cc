@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "daemon/control/control_server.h"
+
 namespace mlpo {
 namespace {
 
@@ -39,6 +41,26 @@ std::string RpcErrorLine(const std::string& id, RpcError code, const std::string
          ",\"message\":" + Dump(message) + "}}\n";
 }
 
+std::string ParseBench(const std::string& params, BenchRequest* request) {
+  if (params.empty()) return "";
+  const json parsed = json::parse(params, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) return "the parameters of bench are an object";
+  for (const auto& [key, value] : parsed.items()) {
+    if (key == "paths" && value.is_array()) {
+      for (const json& path : value) {
+        if (!path.is_string()) return "\"paths\" must be an array of strings";
+        request->paths.push_back(path.get<std::string>());
+      }
+    } else if (key == "seconds" && value.is_number()) {
+      request->seconds = value.get<double>();
+      if (!(request->seconds >= 0.02 && request->seconds <= 60)) return "\"seconds\" must be from 0.02 to 60";
+    } else {
+      return "bench takes \"paths\" (an array of names or directories) and \"seconds\" (a number)";
+    }
+  }
+  return "";
+}
+
 std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply) {
   RpcRequest request;
   request.id = "null";
@@ -70,7 +92,7 @@ std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply) {
   const auto params = parsed.find("params");
   if (params != parsed.end() && !params->is_structured())
     return refuse(RpcError::kInvalidRequest, "\"params\" must be an object or an array");
-  if (params != parsed.end() && !params->empty()) return refuse(RpcError::kInvalidParams, "method takes no parameters");
+  if (params != parsed.end() && !params->empty()) request.params = Dump(*params);
   return request;
 }
 

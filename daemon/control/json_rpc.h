@@ -15,18 +15,24 @@ enum class RpcError : int {
   kNotPermitted = -32001,
   kTimeout = -32002,
   kBusy = -32003,
+  kNotPossible = -32004,
 };
 
 struct RpcRequest {
   std::string method;
   std::string id;             // JSON text: a string, a number or null
   bool notification = false;  // no id: must not be answered
+  std::string params;         // JSON text; "": none
 };
 
 // The request in `line` (without its newline). Nothing if it is none: then *reply is the error's line, with newline.
-// Nesting deeper than kMaxRpcDepth is refused before it is parsed. No method takes parameters: params must be empty.
+// Nesting deeper than kMaxRpcDepth is refused before it is parsed.
 inline constexpr int kMaxRpcDepth = 16;
 std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply);
+
+// The parameters of "bench"; returns what is wrong with them, "" if nothing.
+struct BenchRequest;
+std::string ParseBench(const std::string& params, BenchRequest* request);
 
 // `result` is JSON text.
 std::string RpcResultLine(const std::string& id, const std::string& result);

@@ -145,6 +145,16 @@ void AddPaths(const std::vector<PathSnapshot>& paths, Families* out) {
   one(&PathSnapshot::scratch_bytes);
   out->Gauge("mlpo_path_checkpoint_bytes", "Of checkpoints on the path.");
   one(&PathSnapshot::checkpoint_bytes);
+  out->Gauge("mlpo_path_model_bytes_per_second", "What the path is believed to do.");
+  both(&PathSnapshot::read_limit, &PathSnapshot::write_limit);
+  out->Gauge("mlpo_path_model_duplex", "d: 0.5 full duplex, 1 half duplex, more where mixing hurts.");
+  one(&PathSnapshot::duplex);
+  out->Gauge("mlpo_path_worth_bytes_per_second", "Read and written at once, of the believed speeds.");
+  one(&PathSnapshot::worth_bytes_per_s);
+  out->Gauge("mlpo_path_share", "Of the blocks that the path is to hold.");
+  one(&PathSnapshot::share);
+  out->Counter("mlpo_path_lifetime_written_bytes_total", "By all daemons of this user and node.");
+  one(&PathSnapshot::lifetime_written_bytes);
   out->Gauge("mlpo_path_direct_io", "1 if O_DIRECT works there.");
   one(&PathSnapshot::direct_io);
   out->Gauge("mlpo_path_registered_buffers", "1 if the pool is registered with the path's io_uring.");

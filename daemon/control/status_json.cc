@@ -108,7 +108,17 @@ ordered_json Paths(const Snapshot& snapshot) {
                    {"write_busy_s", Seconds(p.write_busy_ns)},
                    {"busy_s", Seconds(p.busy_ns)},
                    {"read_limit", p.read_limit},
-                   {"write_limit", p.write_limit}});
+                   {"write_limit", p.write_limit},
+                   {"lifetime_written_bytes", p.lifetime_written_bytes},
+                   {"model",
+                    {{"read_bytes_per_s", p.read_limit},
+                     {"write_bytes_per_s", p.write_limit},
+                     {"duplex", p.duplex},
+                     {"worth_bytes_per_s", p.worth_bytes_per_s},
+                     {"share", p.share},
+                     {"from", p.speeds_from},
+                     {"read_queue_blocks", p.read_queue_blocks},
+                     {"write_queue_blocks", p.write_queue_blocks}}}});
   }
   return all;
 }
@@ -160,6 +170,23 @@ std::string PathsJson(const Snapshot& s) { return Dump({{"state", s.state}, {"pa
 
 std::string MetricsJson(const Snapshot& s, Viewer viewer) {
   return Dump({{"content_type", "text/plain; version=0.0.4; charset=utf-8"}, {"text", MetricsText(s, viewer)}});
+}
+
+std::string BenchJson(const std::vector<BenchSnapshot>& paths) {
+  ordered_json all = ordered_json::array();
+  for (const BenchSnapshot& p : paths) {
+    all.push_back({{"name", p.name},
+                   {"read_bytes_per_s", p.read_bytes_per_s},
+                   {"write_bytes_per_s", p.write_bytes_per_s},
+                   {"duplex", p.duplex},
+                   {"mixed_bytes_per_s", p.mixed_bytes_per_s},
+                   {"together_bytes_per_s", p.together_bytes_per_s},
+                   {"read_depth_bytes", p.read_depth_bytes},
+                   {"write_depth_bytes", p.write_depth_bytes},
+                   {"from", p.speeds_from},
+                   {"not_saved", p.not_saved}});
+  }
+  return Dump({{"paths", all}});
 }
 
 std::string VersionJson(const Snapshot& s) {

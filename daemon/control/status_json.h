@@ -15,7 +15,8 @@ using Viewer = std::optional<uint32_t>;
 std::string StatusJson(const Snapshot& snapshot, Viewer viewer);
 std::string SessionsJson(const Snapshot& snapshot, Viewer viewer);  // {"state", "sessions", "totals"}
 std::string PathsJson(const Snapshot& snapshot);                    // {"state", "paths"}
-std::string VersionJson(const Snapshot& snapshot);                  // {"version", "abi_major", "abi_minor"}
-std::string MetricsJson(const Snapshot& snapshot, Viewer viewer);   // {"content_type", "text"}
+std::string BenchJson(const std::vector<BenchSnapshot>& paths);
+std::string VersionJson(const Snapshot& snapshot);                 // {"version", "abi_major", "abi_minor"}
+std::string MetricsJson(const Snapshot& snapshot, Viewer viewer);  // {"content_type", "text"}
 
 }  // namespace mlpo

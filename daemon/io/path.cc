@@ -175,6 +175,13 @@ Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::st
   if (cleaned->removed > 0)
     spdlog::info("event=scratch_removed path={} files={} bytes={}", name, cleaned->removed, cleaned->bytes);
 
+  Result<PathRecord> record = LoadPathRecord(impl.node_fd.get(), impl.shown);
+  if (record.ok()) {
+    path->record_ = std::move(*record);
+  } else {
+    spdlog::warn("event=record_ignored path={} reason=\"{}\"", name, record.status().message());
+  }
+
   Result<ProbeResult> probe = ProbeFolder(impl.node_fd.get(), impl.shown, config.direct);
   if (!probe.ok()) return probe.status();
   path->direct_io_ = probe->direct;
@@ -196,6 +203,10 @@ Path::~Path() {
     const Status removed = impl_->Unlink(file.owner);
     if (!removed.ok()) spdlog::warn("event=scratch_left path={} error=\"{}\"", name_, removed.message());
   }
+}
+
+Status Path::SaveRecord(const PathRecord& record) const {
+  return SavePathRecord(impl_->node_fd.get(), impl_->shown, record);
 }
 
 uint64_t Path::AvailableBytes() const {

@@ -5,9 +5,9 @@
 // foreign owner is an error), takes the lock of <uid>/<node>, removes what dead sessions of this <uid>/<node> left, and
 // proves writing, reading back, O_DIRECT and its alignment.
 //
-// Threads: Open and Close in main; CreateFile, Reserve and RemoveFile in the housekeeping thread (they may block on a
-// slow file system); the rest is immutable after Open. File descriptors are borrowed by the path's queue while files
-// exist.
+// Threads: Open and Close in main; CreateFile, Reserve, RemoveFile and SaveRecord in the housekeeping thread (they may
+// block on a slow file system); the rest is immutable after Open. File descriptors are borrowed by the path's queue
+// while files exist.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@
 #include "daemon/base/status.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/config/config.h"
+#include "daemon/io/path_record.h"
 #include "daemon/types/ids.h"
 
 namespace mlpo {
@@ -56,6 +57,10 @@ class Path {
   // Of all files. Thread-safe.
   uint64_t ReservedBytes() const;
 
+  // What is kept of it from one daemon to the next, as found by Open.
+  const PathRecord& record() const { return record_; }
+  Status SaveRecord(const PathRecord& record) const;
+
   // Makes a session's state file with its header. The FileId is unique on this path and never reused.
   Result<FileId> CreateFile(const FileOwner& owner);
   // Makes [kFileHeaderBytes, kFileHeaderBytes + bytes) of the file exist on storage (fallocate; where that is not to be
@@ -74,6 +79,7 @@ class Path {
   std::string directory_;
   PathConfig config_;
   bool direct_io_ = false;
+  PathRecord record_;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -28,11 +28,11 @@ double Mean(double a, double b) { return (a + b) / 2; }
 
 bool Near(double a, double b) { return std::abs(a / b - 1) <= PathModel::kDeadBand; }
 
-// Of whole blocks in flight, from what was measured or else from the speed.
+// Of whole blocks in flight, from what was measured or else from the speed; two, so that the next one waits already.
 uint32_t QueueBlocksFor(uint64_t depth_bytes, double bytes_per_s, uint64_t block_bytes) {
   const double block = static_cast<double>(block_bytes);
   if (depth_bytes > 0)
-    return static_cast<uint32_t>(std::max<uint64_t>(1, (depth_bytes + block_bytes / 2) / block_bytes));
+    return static_cast<uint32_t>(std::max<uint64_t>(2, (depth_bytes + block_bytes / 2) / block_bytes));
   if (bytes_per_s <= 0) return kDefaultQueueBlocks;
   const double blocks = 2 + bytes_per_s * kQueueSeconds / block;
   return static_cast<uint32_t>(std::min<double>(blocks, kDefaultQueueBlocks));
@@ -52,6 +52,20 @@ double Claim(const PathParameters& path, Policy policy) {
 }
 
 }  // namespace
+
+const char* Name(SpeedOrigin origin) {
+  switch (origin) {
+    case SpeedOrigin::kDeclared:
+      return "declared";
+    case SpeedOrigin::kCalibrated:
+      return "calibrated";
+    case SpeedOrigin::kLearned:
+      return "learned";
+    case SpeedOrigin::kDefault:
+      break;
+  }
+  return "default";
+}
 
 double PathWorth(const PathParameters& path) {
   double read = path.read_bytes_per_s, write = path.write_bytes_per_s;
@@ -87,6 +101,7 @@ PathModel::PathModel(Options options) : options_(std::move(options)), random_(op
   for (const PathParameters& parameters : options_.paths) {
     State path;
     path.known = parameters;
+    path.duplex_settled = parameters.duplex_known;
     for (Flow& flow : path.flows) flow.queue = flow.any = NewWindow();
     paths_.push_back(path);
   }
@@ -97,6 +112,21 @@ PathModel::PathModel(Options options) : options_(std::move(options)), random_(op
 
 void PathModel::SetBuffers(uint32_t buffers) {
   path_blocks_ = std::max<uint32_t>(1, buffers / static_cast<uint32_t>(paths_.size() + 1));
+  Settle();
+}
+
+void PathModel::SetPath(PathIndex index, const PathParameters& parameters) {
+  State& path = paths_[index];
+  path.known = parameters;
+  path.duplex_settled = parameters.duplex_known;
+  path.mix_learned = false;
+  for (Flow& flow : path.flows) {
+    flow.queue = flow.any = NewWindow();
+    flow.mixed_cost = 0;
+  }
+  std::vector<PathParameters> all;
+  for (const State& each : paths_) all.push_back(each.known);
+  shares_ = PathShares(all, options_.policy);
   Settle();
 }
 
@@ -241,7 +271,7 @@ bool PathModel::Learn(State& path, Direction direction, double cost, double shar
     speed = 1 / cost;
     return true;
   }
-  if (shared <= kAlone || (known.duplex_known && known.duplex <= kFullDuplex)) {
+  if (shared <= kAlone || (path.duplex_settled && known.duplex <= kFullDuplex)) {
     if (Near(cost, 1 / speed)) return false;
     const auto alone = [&] { return 1 / known.read_bytes_per_s + 1 / known.write_bytes_per_s; };
     const double mix = path.mix_learned ? known.duplex * alone() : 0;  // which this window says nothing about
@@ -274,9 +304,12 @@ bool PathModel::LearnMix(State& path) {
     const double alone_s = read_s / read.mixed_cost * r + write_s / write.mixed_cost * w;
     cost = (read_s + write_s - 1) / alone_s * (r + w);
   }
-  if (Near(cost, believed)) return false;
+  if (Near(cost, believed)) {
+    path.duplex_settled = true;
+    return false;
+  }
   cost = Mean(cost, believed);
-  if (known.duplex_known) {  // the device is what it was, and slower or faster
+  if (path.duplex_settled) {  // the device is what it was, and slower or faster
     r *= cost / believed;
     w *= cost / believed;
   } else {

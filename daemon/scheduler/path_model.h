@@ -50,6 +50,8 @@ struct PathParameters {
   SpeedOrigin origin = SpeedOrigin::kDefault;
 };
 
+const char* Name(SpeedOrigin origin);
+
 // e of the model; 0 if neither speed is known; with one of them the other is taken to be equal.
 double PathWorth(const PathParameters& path);
 // Shares that sum to 1; a path without known speeds counts as the mean of those that have some.
@@ -76,6 +78,9 @@ class PathModel {
 
   // The pool has grown.
   void SetBuffers(uint32_t buffers);
+
+  // Of a path, from now on: measured anew.
+  void SetPath(PathIndex path, const PathParameters& parameters);
 
   // As now believed.
   const PathParameters& path(PathIndex path) const { return paths_[path].known; }
@@ -131,7 +136,8 @@ class PathModel {
     std::array<Flow, 2> flows;  // by Direction
     int64_t shared_ns = 0;      // both directions had something in flight, till shared_at_ns
     int64_t shared_at_ns = 0;
-    bool mix_learned = false;  // d is from mixed windows
+    bool mix_learned = false;     // d is from mixed windows
+    bool duplex_settled = false;  // d is known, or was confirmed: what changes now are the speeds
     double worth = 0;
     double read_cost = 0;
   };

@@ -46,6 +46,24 @@ void Scheduler::AddBuffers(BufferIndex first, uint32_t count, int node, int64_t 
   Pump();
 }
 
+std::vector<BufferIndex> Scheduler::LendBuffers(uint32_t count) {
+  std::vector<BufferIndex> lent;
+  BufferIndex buffer;
+  while (lent.size() < count && TakeBuffer(-1, &buffer)) lent.push_back(buffer);
+  return lent;
+}
+
+void Scheduler::TakeBack(const std::vector<BufferIndex>& buffers, int64_t now_ns) {
+  now_ns_ = now_ns;
+  for (const BufferIndex buffer : buffers) free_.Give(buffer);
+  Pump();
+}
+
+void Scheduler::SetPath(PathIndex path, const PathParameters& parameters) {
+  model_.SetPath(path, parameters);
+  SetLowWater();
+}
+
 Scheduler::~Scheduler() {
   clean_.clear();
   clean_ahead_.clear();
@@ -247,9 +265,16 @@ void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) co
   snapshot->read_bytes_per_s = path.read_rate.PerSecond(now_ns);
   snapshot->write_bytes_per_s = path.write_rate.PerSecond(now_ns);
   snapshot->in_flight = path.reads + path.writes;
-  snapshot->read_limit = model_.path(index).read_bytes_per_s;
-  snapshot->write_limit = model_.path(index).write_bytes_per_s;
   steps_.Fill(index, snapshot, now_ns);
+  const PathParameters& known = model_.path(index);
+  snapshot->read_limit = known.read_bytes_per_s;
+  snapshot->write_limit = known.write_bytes_per_s;
+  snapshot->duplex = known.duplex;
+  snapshot->worth_bytes_per_s = model_.worth(index);
+  snapshot->share = model_.share(index);
+  snapshot->speeds_from = Name(known.origin);
+  snapshot->read_queue_blocks = model_.QueueBlocks(index, Direction::kRead);
+  snapshot->write_queue_blocks = model_.QueueBlocks(index, Direction::kWrite);
 }
 
 void Scheduler::Fill(SessionId id, SessionSnapshot* snapshot, int64_t now_ns) const {

@@ -113,6 +113,12 @@ class Scheduler {
   // Time has passed: deadlines, and paths that are tried again. Call at least once a second while !idle().
   void Tick(int64_t now_ns);
 
+  // At most `count` buffers, to be used for something else until TakeBack; fewer, or none, if they are in use.
+  std::vector<BufferIndex> LendBuffers(uint32_t count);
+  void TakeBack(const std::vector<BufferIndex>& buffers, int64_t now_ns);
+  // What is known of a path, from now on.
+  void SetPath(PathIndex path, const PathParameters& parameters);
+
   // No request is unanswered and nothing is in flight.
   bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0; }
   // For validation of submissions; nullptr if the session has no such subgroup.

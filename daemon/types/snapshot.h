@@ -49,8 +49,29 @@ struct PathSnapshot {
   int64_t read_busy_ns = 0;  // time with a read in flight, since start
   int64_t write_busy_ns = 0;
   int64_t busy_ns = 0;    // with either
-  double read_limit = 0;  // bytes/s that it is taken to do, declared or measured; 0: not known
+  double read_limit = 0;  // bytes/s that it is taken to do alone, see speeds_from; 0: not known
   double write_limit = 0;
+  double duplex = 0;  // d of the path model
+  double worth_bytes_per_s = 0;
+  double share = 0;                // of 1
+  std::string speeds_from;         // default, declared, calibrated, learned
+  uint32_t read_queue_blocks = 0;  // that may be in flight
+  uint32_t write_queue_blocks = 0;
+  uint64_t lifetime_written_bytes = 0;  // by all daemons of this user and node
+};
+
+// What mlpo-ctl bench measured of a path.
+struct BenchSnapshot {
+  std::string name;
+  double read_bytes_per_s = 0;
+  double write_bytes_per_s = 0;
+  double duplex = 0;
+  double mixed_bytes_per_s = 0;     // both at once, added up
+  double together_bytes_per_s = 0;  // the same while all measured paths were busy
+  uint64_t read_depth_bytes = 0;
+  uint64_t write_depth_bytes = 0;
+  std::string speeds_from;  // what the daemon goes by now
+  std::string not_saved;    // why it will not be known at the next start; "": it will
 };
 
 struct PoolNode {

@@ -13,3 +13,5 @@ mlpo_test(window_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/un
 mlpo_test(scheduler_limit_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_limit_test.cc)
 mlpo_test(path_model_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/path_model_test.cc)
 mlpo_test(step_record_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/step_record_test.cc)
+mlpo_test(calibration_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/calibration_test.cc)
+mlpo_test(scheduler_speeds_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_speeds_test.cc)
