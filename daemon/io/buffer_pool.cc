@@ -335,6 +335,7 @@ Status BufferPool::MakePiece(PieceState& state) {
   if (options_.lock) LockPiece(state);
   state.piece.node = nodes.size() < 2 || options_.interleave ? wanted : WhereIs(state);
   if (state.hugetlb) hugetlb_bytes_ += state.piece.memory.iov_len;
+  if (huge_pages()) huge_bytes_ += state.piece.memory.iov_len;  // as those before it, until all are looked up
   ready_bytes_ += state.piece.memory.iov_len;
   state.ready.store(true, std::memory_order_release);
   return Status();

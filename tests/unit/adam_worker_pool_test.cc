@@ -370,14 +370,14 @@ TEST_CASE("WorkerPool.TheOwnNodesJobsComeBeforeAnothers", "[adam]") {
   own.node = 1;
   FunctionJob other(400, [&](uint32_t) {
     wait();
-    if (NodeOfThisWorker() == 1 && own_left > 4) ++helped;  // 4: pieces that its other workers have
+    if (NodeOfThisWorker() == 1 && own_left > 7) ++helped;  // 7: pieces that the others have
   });
   other.node = 0;
   pool->Submit(&own);
   pool->Submit(&other);
   go = true;
   WaitFor(&done, 2);
-  CHECK(helped == 0);
+  CHECK(helped <= 4);  // one each, of workers that had looked at home just before there was something
 }
 
 TEST_CASE("WorkerPool.NodesWithoutWorkersAreServedByTheOthers", "[adam]") {
