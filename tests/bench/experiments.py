@@ -14,6 +14,7 @@ Configuration = dict[str, Any]
 MIB = 1 << 20
 BLOCKS = 256  # of the state, at every size: so that a pool's share of it is the same
 PAPER = ("nvme", "pfs")
+HIDDEN = 2048  # of the peer's layers: of smaller ones it would keep the gradients in memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,23 +22,23 @@ class Size:
     """How much is measured."""
 
     name: str
-    hidden: int  # of the peer's layers, of which there are 64
+    layers: int  # of the peer's model
     pairs: int
     repeats: int
     steps: int
 
     @property
     def parameters(self) -> int:
-        return 64 * self.hidden**2
+        return self.layers * HIDDEN**2
 
     @property
     def block(self) -> int:
         return self.parameters // BLOCKS
 
 
-FULL = Size("full", 2048, 7, 3, 5)
-QUICK = Size("quick", 1024, 2, 1, 4)
-TINY = Size("tiny", 256, 1, 1, 3)  # shows that everything runs, and nothing else
+FULL = Size("full", 64, 7, 3, 5)
+QUICK = Size("quick", 16, 2, 1, 4)
+TINY = Size("tiny", 2, 1, 1, 3)  # shows that everything runs, and nothing else
 SIZES = {size.name: size for size in (FULL, QUICK, TINY)}
 
 
@@ -108,7 +109,8 @@ class Plan:
             "profile": "paper",
             "scale": 20,
             "device": device,
-            "hidden": self.size.hidden,
+            "layers": self.size.layers,
+            "hidden": HIDDEN,
             # As many subgroups at every size; 2e7 at the full one.
             "sub_group": round(2e7 * self.size.parameters / FULL.parameters),
             "iterations": 3,

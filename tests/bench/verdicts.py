@@ -108,6 +108,9 @@ def pairs(plan: Plan, results: Results, name: str) -> list[Pair]:
         reasons = [own["void"]] if own["void"] else []
         if not cpu:
             reasons.append("the peer's arithmetic is not known")
+        written = peer["device_written_bytes"] / peer["parameters"]
+        if abs(written / PEER_WRITTEN - 1) > 0.03:
+            reasons.append(f"the peer wrote {written:.1f} bytes a parameter")
         if limit_s / peer_s < LEAST_PEER_SHARE:
             reasons.append(f"the peer was at {limit_s / peer_s:.2f} of its own limit")
         found.append(Pair(round_, peer_s, limit_s, own["period_s"], "; ".join(reasons)))
@@ -187,7 +190,10 @@ def _unlimited_lines(plan: Plan, results: Results) -> Iterator[Line]:
 
 def _other_lines(plan: Plan, results: Results) -> Iterator[Line]:
     adam = results.of({"kind": "adam"}).get(1)
-    yield Line("Adam", "mlpo / DeepSpeedCPUAdam, BF16 both ways", adam["ratios"] if adam else [], 1.25)
+    for kind in adam["kinds"] if adam else []:
+        spread = [kind["ratio_least"][name] for name in ("min", "median", "max")]
+        note = f"{kind['pairs']} turns of each side" + (", and the two disagree" if "disagree" in kind["verdict"] else "")
+        yield Line("Adam", f"DeepSpeedCPUAdam / mlpo, {kind['grad']} in, {kind['dtype']} out", spread, 1.25, note=note)
     yield Line("Adam", "mlpo / plain loop", [adam["loop_ratio"]] if adam else [], 0.95)
     costs: dict[str, list[float]] = {}
     for what, configuration in plan.experiments["scaling"].runs.items():
