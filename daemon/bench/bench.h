@@ -56,7 +56,7 @@ struct TrainOptions {
   std::vector<std::string> paths;
   std::vector<PathLimit> limits;
   std::string grad = "bfloat16";
-  // Daemon of our own: section.key (path.key: of every path) and value, as in the file.
+  // Daemon of our own: section.key (path.key, path.name.key) and value, as in the file.
   std::vector<std::pair<std::string, std::string>> settings;
   double skew = 0;  // steps by which the last rank is behind the first; then no rank waits for another
   std::optional<StoppedRank> stop;

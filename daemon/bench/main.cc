@@ -96,8 +96,8 @@ int Run(int argc, char** argv) {
   std::string stop;
   train_command->add_option(
       "--set", settings,
-      "SECTION.KEY=VALUE: a setting of the daemon that is started, path.KEY of all its paths; may "
-      "be repeated");
+      "SECTION.KEY=VALUE: a setting of the daemon that is started; path.KEY of all its paths, path.NAME.KEY of "
+      "the one whose directory ends in NAME; may be repeated");
   train_command->add_option("--skew", train.skew, "Steps by which the last rank is behind the first; none waits then")
       ->check(CLI::Range(0.0, 100.0));
   train_command->add_option("--stop-rank", stop, "RANK@STEP: stop it there, and time the others after that step");

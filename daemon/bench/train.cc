@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -99,16 +100,20 @@ int TrainInOwnDaemon(const TrainOptions& options) {
   if (options.paths.empty()) throw BenchError("train needs --path DIR (or --socket of a daemon that runs)");
   std::map<std::string, std::string> sections;
   if (options.block_elements > 0) sections["memory"] = "block = " + std::to_string(options.block_elements) + "\n";
-  std::string every_path;
+  std::map<std::string, std::string> of_path;  // by the last part of its directory; "": of all
   for (const auto& [name, value] : options.settings) {
-    const size_t dot = name.find('.');
+    const size_t dot = name.find('.'), last = name.rfind('.');
     const std::string section = name.substr(0, dot);
-    (section == "path" ? every_path : sections[section]) += name.substr(dot + 1) + " = " + TomlValue(value) + "\n";
+    std::string& lines = section != "path" ? sections[section]
+                         : dot == last     ? of_path[""]
+                                           : of_path[name.substr(dot + 1, last - dot - 1)];
+    lines += name.substr(last + 1) + " = " + TomlValue(value) + "\n";
   }
   std::ostringstream config;
   for (const auto& [section, lines] : sections) config << "[" << section << "]\n" << lines;
   for (const std::string& path : options.paths) {
-    config << "[[path]]\ndirectory = " << nlohmann::json(path).dump() << "\n" << every_path;
+    config << "[[path]]\ndirectory = " << nlohmann::json(path).dump() << "\n"
+           << of_path[""] << of_path[std::filesystem::path(path).filename()];
     for (const PathLimit& limit : options.limits) {
       if (limit.directory != path) continue;
       config << "read_limit = " << limit.read_bytes_per_s << "\nwrite_limit = " << limit.write_bytes_per_s

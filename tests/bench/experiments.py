@@ -6,7 +6,6 @@ A configuration says all that a run depends on but the machine and the programs,
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any, Iterator
 
 Configuration = dict[str, Any]
@@ -57,10 +56,6 @@ class Run:
     name: str
     configuration: Configuration
     round: int  # from 1
-
-    @property
-    def key(self) -> str:
-        return json.dumps([self.configuration, self.round], sort_keys=True)
 
 
 class Plan:
@@ -130,7 +125,7 @@ class Plan:
 
     def policies(self) -> dict[str, Configuration]:
         """Beside adaptive, which the limits have. The user's weights are those of the profile `paper`."""
-        ratio = {"scheduler.policy": "ratio", "path.nvme.ratio": 265, "path.pfs.ratio": 180}
+        ratio = {"scheduler.policy": "ratio", "path.nvme.weight": 265, "path.pfs.weight": 180}
         runs = {}
         for profile in ("paper", "half", "crossed", "jitter"):
             runs[f"proportional, {profile}"] = self.train(profile, set={"scheduler.policy": "proportional"})

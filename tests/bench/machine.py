@@ -192,7 +192,7 @@ class Machine:
             read, write, duplex = (float(number) for number in numbers)
             self._limits[os.path.basename(directory)] = (read, write, duplex)
 
-    def _folders(self, configuration: Configuration, names: list[str]) -> dict[str, pathlib.Path]:
+    def folders(self, configuration: Configuration, names: list[str]) -> dict[str, pathlib.Path]:
         if configuration["profile"] == "unlimited":
             self._plain.mkdir(exist_ok=True)
             return {name: self._plain for name in names}
@@ -212,7 +212,7 @@ class Machine:
         return kinds[configuration["kind"]](configuration)
 
     def _train(self, configuration: Configuration) -> dict[str, Any]:
-        folders = self._folders(configuration, configuration["paths"])
+        folders = self.folders(configuration, configuration["paths"])
         block_bytes = 12 * configuration["block"]
         command = [str(self.bin / "mlpo-bench"), "train", "--json"]
         for name in ("parameters", "block", "ranks", "steps"):
@@ -243,7 +243,7 @@ class Machine:
     def _peer(self, configuration: Configuration) -> dict[str, Any]:
         in_memory = configuration["device"] == "cpu"
         name = "plain" if configuration["profile"] == "unlimited" else "nvme"
-        folders = self._folders(configuration, [name])
+        folders = self.folders(configuration, [name])
         device = Device(folders[name])
         command = [self.python, str(PEER), "--dir", str(folders[name] / "peer"), "--device", configuration["device"],
                    "--layers", str(configuration["layers"]), "--hidden", str(configuration["hidden"]), "--sub-group-size", str(configuration["sub_group"]),

@@ -76,8 +76,9 @@ class Results:
         }
         self.lines.append(line)
         self.file.parent.mkdir(parents=True, exist_ok=True)
+        broken_off = self.file.exists() and not self.file.read_bytes().endswith(b"\n")
         with self.file.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(("\n" if broken_off else "") + json.dumps(line) + "\n")
 
     def of(self, configuration: Configuration) -> dict[int, dict[str, Any]]:
         """Result by round."""
