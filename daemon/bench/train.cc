@@ -211,8 +211,10 @@ Moved LookAt(const std::string& socket) {
 }
 
 void RunCommand(const std::string& command) {
-  const int code = std::system(command.c_str());
-  if (code != 0) throw BenchError("--at-step: '" + command + "' ended with " + std::to_string(code));
+  const int status = std::system(command.c_str());
+  if (status == 0) return;
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  throw BenchError("--at-step: '" + command + "' ended with " + std::to_string(code));
 }
 
 using RankProcesses = std::vector<std::unique_ptr<RankProcess>>;
@@ -266,6 +268,25 @@ nlohmann::json MemoryOf(const nlohmann::json& status, const std::string& name) {
     if (line.starts_with(name + ":")) return std::stoull(line.substr(name.size() + 1)) * 1024;
   }
   return nullptr;
+}
+
+// What the seconds of a step went to, by the daemon's records of the job's sessions: means over ranks and all steps but
+// the first. null where it keeps none.
+nlohmann::json Breakdown(const nlohmann::json& status, const std::string& job) {
+  nlohmann::json sums;
+  double steps = 0;
+  for (const nlohmann::json& session : status["sessions"]) {
+    if (session["job"] != job || !session.contains("steps")) continue;
+    for (const nlohmann::json& step : session["steps"]) {
+      if (step["number"].get<uint64_t>() < 2) continue;
+      ++steps;
+      for (const char* part : {"adam_s", "copy_s", "fetch_wait_s", "flush_wait_s", "grad_s", "idle_s"}) {
+        sums[part] = sums.value(part, 0.0) + step[part].get<double>();
+      }
+    }
+  }
+  for (nlohmann::json& sum : sums) sum = sum.get<double>() / steps;
+  return sums;
 }
 
 // Each rank's step ends, on one clock.
@@ -402,6 +423,7 @@ int Train(const TrainOptions& options) {
   result["run_s"] = last_end_s - begin_s;
   result["parameters_per_s"] = static_cast<double>(parameters) / period_s;
   PutBytes(first, last, options.steps - 1, options.parameters, &result, &reasons);
+  result["breakdown"] = Breakdown(last.status, job);
   uint64_t arena_bytes = 0;
   for (const nlohmann::json& session : last.status["sessions"]) arena_bytes += session["arena_bytes"].get<uint64_t>();
   result["memory"] = {{"pool_bytes", last.status["pool"]["bytes"]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -282,7 +283,20 @@ class Machine:
         return {"kinds": kinds, "loop_ratio": loop["ratio"]}
 
     def _scheduler(self, _: Configuration) -> dict[str, Any]:
-        raise MissingError("no program measures it yet")
+        programs = list(self.bin.parent.rglob("scheduler_cost_test"))
+        if not programs:
+            raise MissingError(f"{self.bin.parent} has no scheduler_cost_test: ninja -C build scheduler_cost_test")
+        costs: list[tuple[int, float]] = []
+
+        def each(line: str) -> None:
+            if found := re.match(r" *(\d+) blocks.*: ([0-9.]+) us a block", line):
+                costs.append((int(found[1]), float(found[2])))
+
+        # 1: its own bound is broken, which is judged from the figures.
+        Process([str(programs[0])], {**os.environ, "MLPO_LONG": "1"}).lines(each, fine=(0, 1))
+        if not costs:
+            raise RunError(f"{programs[0]} printed no cost")
+        return {"costs": costs, "us_per_block": max(cost for blocks, cost in costs if blocks == max(costs)[0])}
 
 
 def default_python() -> str:

@@ -13,6 +13,7 @@ from results import Results
 
 BEGIN, END = "<!-- results: written by compare --report -->", "<!-- end of results -->"
 GIB = 1 << 30
+PARTS = ("adam", "fetch_wait", "flush_wait", "grad")  # of a step's record
 
 Result = dict[str, Any]
 
@@ -116,8 +117,7 @@ class Report:
         resident = _median(peers, lambda peer: peer["memory"]["peak_resident_bytes"] / GIB)
         rows = [("DeepSpeed, nvme", _seconds(backward_s + step_s - arithmetic_s), _seconds(limit_s),
                  _share(limit_s / (backward_s + step_s - arithmetic_s)), "", moved, f"{locked:.2f} GiB", f"{resident:.2f} GiB")]  # fmt: skip
-        zeros = [0.0] * 3
-        bars = [("DeepSpeed", [arithmetic_s, max(0.0, backward_s - arithmetic_s), step_s, *zeros], _seconds(backward_s + step_s))]
+        bars = [("DeepSpeed", [arithmetic_s, max(0.0, backward_s - arithmetic_s), step_s], _seconds(backward_s + step_s))]
         marks: list[float | None] = [arithmetic_s + limit_s]
         for name in verdicts.PAIR_BOUNDS:
             ours = self._of(runs[name])
@@ -134,13 +134,15 @@ class Report:
             rows.append((f"mlpo, {name}", _seconds(period), _seconds(ours[0]["ideal_s"]), _share(ours[0]["ideal_s"] / period),
                          ratio, moved, f"{(memory['locked_bytes'] or 0) / GIB:.2f} GiB",
                          f"{((memory['peak_resident_bytes'] or 0)) / GIB:.2f} GiB"))  # fmt: skip
-            adam_s = min(period, ours[0]["adam_s"])
-            bars.append((f"mlpo, {name}", [arithmetic_s, 0.0, 0.0, adam_s, period - adam_s], _seconds(arithmetic_s + period)))
+            parts = ours[0]["breakdown"]
+            other_s = max(0.0, period - sum(parts[f"{part}_s"] for part in PARTS))
+            bars.append((f"mlpo, {name}", [arithmetic_s, 0.0, 0.0, *(parts[f"{part}_s"] for part in PARTS), other_s],
+                         _seconds(arithmetic_s + period)))  # fmt: skip
             marks.append(arithmetic_s + ours[0]["ideal_s"])
         yield _table(("", "beyond the arithmetic of backward", "what the bytes allow", "share", "ratio", "bytes a parameter",
                       "locked memory", "resident at most"), rows)  # fmt: skip
         pictures.bars(self._folder / "iteration.svg", "An iteration's backward pass and update", bars,
-                      ("arithmetic of backward", "writing gradients", "DeepSpeed's step", "Adam", "transfers not hidden"),
+                      ("backward's arithmetic", "gradients written", "DeepSpeed's step", *(part.replace("_", " ") for part in PARTS), "other"),
                       "seconds; stroke: what the bytes allow", marks)  # fmt: skip
         yield self._picture("iteration.svg", "Where an iteration's time goes, beside the peer's")
 

@@ -44,7 +44,7 @@ class Canvas:
         for name, colour in zip(names, COLOURS):
             self.box(x, y - 10, 12, 12, colour)
             self.text(x + 17, y, name)
-            x += 34 + 6.8 * len(name)
+            x += 30 + 6.4 * len(name)
 
     def save(self, file: pathlib.Path) -> None:
         file.write_text("\n".join([*self._parts, "</svg>"]) + "\n")

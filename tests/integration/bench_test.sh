@@ -23,12 +23,15 @@ assert all(path["read_bytes"] > 0 and path["written_bytes"] > 0 for path in resu
 assert 0 < result["adam_s"] < result["transfer_s"] == result["ideal_s"]
 assert len(result["step_s"]) == 3 and all(step_s > 0 for step_s in result["step_s"]), result
 assert abs(sum(result["step_s"][1:]) / 2 - result["period_s"]) < 1e-6, result
+parts = result["breakdown"]
+assert parts["adam_s"] > 0 and parts["grad_s"] > 0, result
+assert sum(parts.values()) <= 1.1 * result["period_s"], result  # from the first gradient on
 assert 0 < result["memory"]["arena_bytes"] and result["memory"]["pool_bytes"] == 10 * 12 * 65536, result
 END
 
 # Settings reach the daemon, by flag and by environment, and wrong ones end it.
 train=(train --params 1M --ranks 2 --pool 4MiB --block 64Ki --path "$folder/a" --json)
-MLPO_ADAM__TARGET=scalar "$bin/mlpo-bench" "${train[@]}" --set path.direct=false --limit "$folder/a=1e3/1e3/1" \
+MLPO_ADAM__TARGET=scalar "$bin/mlpo-bench" "${train[@]}" --set path.a.direct=false --limit "$folder/a=1e3/1e3/1" \
   --at-step 2="touch $folder/reached" > "$folder/void.json"
 python3 - "$folder/void.json" << 'END'
 import json, sys

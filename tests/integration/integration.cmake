@@ -8,6 +8,11 @@ mlpo_test(training_test LIBS mlpo_daemon_process mlpo_client_static mlpo_adam
 
 add_test(NAME bench_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/integration/bench_test.sh ${PROJECT_BINARY_DIR}/bin)
 set_tests_properties(bench_test PROPERTIES TIMEOUT 120)
+# Programs under sanitizers are tested by the other tests.
+if(NOT MLPO_SANITIZE)
+  add_test(NAME compare_smoke_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/integration/compare_test.sh ${PROJECT_BINARY_DIR}/bin)
+  set_tests_properties(compare_smoke_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
+endif()
 
 # Under sanitizers other tests run the same daemons, with their counters; this one would only take longer.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)

@@ -40,6 +40,7 @@ def train(period_s: float, ideal_s: float, void: str | None = None, step_s: list
     return {"parameters": PARAMETERS, "period_s": period_s, "ideal_s": ideal_s, "transfer_s": ideal_s, "adam_s": 0.2,
             "limit_share": ideal_s / period_s, "void": void, "step_s": step_s or [period_s] * 5, "limits": LIMITS,
             "parameters_per_s": PARAMETERS / period_s, "paths": paths,
+            "breakdown": {"adam_s": 0.2, "copy_s": 0, "fetch_wait_s": period_s - 0.5, "flush_wait_s": 0, "grad_s": 0.1, "idle_s": 0.2},
             "memory": {"locked_bytes": None, "peak_resident_bytes": 1 << 28}}  # fmt: skip
 
 
