@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pathlib
@@ -26,6 +27,7 @@ SECTOR = 512
 SAMPLE_SECONDS = 0.1
 RUN_SECONDS = 1800  # at most; the peer compiles its operators in its first run
 END_SECONDS = 30
+MARK = ".mlpo-bench"
 
 
 class RunError(Exception):
@@ -163,13 +165,30 @@ class Machine:
     # ---- Testbed
 
     def prepare(self) -> None:
+        """The folder is ours from now on, and nothing of a run before is in it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.close()  # what a run before, that was killed, left here
+        mark = self.folder / MARK
+        if any(self.folder.iterdir()) and not mark.exists():
+            raise RunError(f"{self.folder} has something in it, and it is not ours: give another --dir")
+        self._mark = mark.open("w")
+        try:
+            fcntl.flock(self._mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another one measures in {self.folder}") from None
+        self._down()  # what a run that was killed left
+        shutil.rmtree(self._plain, ignore_errors=True)
 
     def close(self) -> None:
+        self._down()
+        shutil.rmtree(self._plain, ignore_errors=True)
+        (self.folder / MARK).unlink()
+        self._mark.close()
+        if not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _down(self) -> None:
         self._up = None
         subprocess.run([TESTBED, "down", "--dir", self._testbed], stderr=subprocess.DEVNULL, check=True)
-        shutil.rmtree(self._plain, ignore_errors=True)
 
     def _set_up(self, profile: str, scale: int, paths: int) -> None:
         """Limits are in force afterwards, and known."""
@@ -178,7 +197,7 @@ class Machine:
         options = ["--dir", str(self._testbed), "--profile", profile, "--scale", str(scale)]
         command = "profile"
         if not self._up or self._up[2] != paths:
-            self.close()
+            self._down()
             command = "up"
             options += ["--paths", str(paths), "--size", str(self.gib if paths == 2 else max(1, self.gib // 2))]
         done = subprocess.run([TESTBED, command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

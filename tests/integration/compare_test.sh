@@ -14,7 +14,7 @@ free=$(df --output=avail -BG "$folder" | tail -n 1 | tr -dc 0-9)
 trap '"$bench/testbed" down --dir "$folder/here/testbed"; rm -rf "$folder"' EXIT
 fail() { echo "$1"; exit 1; }
 nothing_left() {
-  [[ ! -e $folder/here/testbed ]] || fail "left: $(ls "$folder/here/testbed")"
+  [[ ! -e $folder/here ]] || fail "left: $(find "$folder/here")"
   ! grep -F "$folder" /proc/mounts || fail "left mounted"
   ! losetup --list --noheadings --output BACK-FILE | grep -F "$folder" || fail "left on a loop device"
   ! pgrep -f "mlpo-(daemon|bench).*$folder" || fail "left running"
@@ -31,6 +31,7 @@ limited=$("$bench/testbed" run --dir "$folder/here/testbed" sh -c 'grep -h "^$1 
 "$bench/testbed" run --dir "$folder/here/testbed" sleep 60 & # what runs under the limits ends with them
 until grep -q sleep /proc/$!/comm; do sleep 0.05; done
 "$bench/testbed" down --dir "$folder/here/testbed"
+rmdir "$folder/here"
 if wait $!; then fail "it outlived the testbed"; fi
 nothing_left
 
@@ -50,6 +51,11 @@ assert abs(three["transfer_s"] - 206 * 393216 / 545e6) < 1e-6, three
 assert min(halved["step_s"][1:]) > 0.5 * halved["transfer_s"], halved
 END
 "${compare[@]}" --only halved > "$folder/again"
+mkdir "$folder/here" "$folder/here/plain"
+code=0
+"${compare[@]}" --only ranks > "$folder/refused" || code=$?
+[[ $code == 1 && -d $folder/here/plain ]] && grep -q "not ours" "$folder/refused"
+rmdir "$folder/here/plain" "$folder/here"
 [[ $(wc -l < "$folder/results") == 3 ]] || fail "what was there was run again"
 
 "${compare[@]}" --only ranks > "$folder/interrupted" 2>&1 &
