@@ -273,7 +273,7 @@ nlohmann::json MemoryOf(const nlohmann::json& status, const std::string& name) {
 // What the seconds of a step went to, by the daemon's records of the job's sessions: means over ranks and all steps but
 // the first. null where it keeps none.
 nlohmann::json Breakdown(const nlohmann::json& status, const std::string& job) {
-  nlohmann::json sums;
+  nlohmann::json sums = nlohmann::json::object();
   double steps = 0;
   for (const nlohmann::json& session : status["sessions"]) {
     if (session["job"] != job || !session.contains("steps")) continue;
@@ -286,7 +286,7 @@ nlohmann::json Breakdown(const nlohmann::json& status, const std::string& job) {
     }
   }
   for (nlohmann::json& sum : sums) sum = sum.get<double>() / steps;
-  return sums;
+  return sums.empty() ? nlohmann::json() : sums;
 }
 
 // Each rank's step ends, on one clock.
