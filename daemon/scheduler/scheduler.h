@@ -4,21 +4,25 @@
 //
 // Rules (after MLP-Offload, SC'25, and what measuring its traffic showed):
 // - A block needs exactly one buffer at a time, and every buffer state is left by I/O, by a worker or by time, never by
-// a
-//   message from a client; clean blocks may be dropped at once. So there is no deadlock with any number of buffers.
+//   a message from a client; clean blocks may be dropped at once. So there is no deadlock with any number of buffers.
 // - Blocks in memory are worked on first, then whichever arrives first from any path.
+// - A buffer is worth what its block's next use is near: a session's steps take the blocks in about the same order, so
+//   that is one step after the last use, and the dirty block used last is flushed first. What a step did first stays
+//   for the beginning of the next. What a step that has just begun is about to update is not flushed.
 // - A dirty block belongs to no path until its flush starts. Flushes start only while free buffers plus buffers being
-//   flushed are below the low-water mark and somebody needs one, or the cache would empty itself; newest first, so that
-//   the first blocks of a step stay for the beginning of the next.
+//   flushed are below the low-water mark and somebody needs one, or the cache would empty itself.
 // - A flush goes to the path furthest below its share of the session's blocks (path_model.h).
-// - A free buffer goes to the path whose remaining reads take longest; in it, to the session that FairShare says.
-// Blocks
-//   that need no read are one more such queue: the session that is next in either is served.
+// - A free buffer goes to the path whose remaining reads take longest, and one is kept back for it while its queue is
+//   full; in it, to the session that FairShare says. Blocks that need no read are one more such queue: the session that
+//   is next in either is served.
 // - In flight per path at most what the path model says a direction, and max(1, buffers/(paths+1)) together: a slow one
 //   cannot take the pool; a suspect one gets one.
 // - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
 //   low-water mark they are freed, or fetched into what is free, before they are asked for.
-// - After a step the low-water mark's worth of buffers is freed once and filled ahead; then nothing moves until asked.
+// - A path that has nothing to read that is wanted goes on with what its sessions will want next, if that is sooner
+// than
+//   they want what must go for it: for the step under way some blocks, for the next one so few that it stays busy,
+//   since each costs a buffer that could have kept another. Then nothing moves until asked.
 //
 // Operations of one subgroup: GRADs run side by side; everything else waits for them and runs one at a time. So do the
 // pieces of one version of a named object (object.h).

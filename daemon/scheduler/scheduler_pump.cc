@@ -178,9 +178,9 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
 
 // ---- Fetching ----
 
-// Among paths that may take a read, the one whose waiting reads take longest; kNone if none waits. For each path that has
-// still more to read, and whose queue is full just now, a buffer is kept back: else those that are ahead take them all,
-// and the slowest is read alone at the end.
+// Among paths that may take a read, the one whose waiting reads take longest; kNone if none waits. For each path that
+// has still more to read, and whose queue is full just now, a buffer is kept back: else those that are ahead take them
+// all, and the slowest is read alone at the end.
 PathIndex Scheduler::ChooseReadPath() const {
   const auto seconds = [this](PathIndex i) {
     return static_cast<double>(paths_[i].pending_bytes) * model_.read_cost(i);
@@ -301,8 +301,8 @@ int64_t Scheduler::NextUse(const Block& block) const {
   return period_ns == 0 || now_ns_ > next_ns + period_ns ? kNever : next_ns;
 }
 
-// Whether a step has just begun for which the block is here: its update may be the next submission to come. What workers
-// have already is wanted later.
+// Whether a step has just begun for which the block is here: its update may be the next submission to come. What
+// workers have already is wanted later.
 bool Scheduler::IsAboutToBeUsed(const Block& block) const {
   constexpr int64_t kSubmittingNs = 100 * kNsPerMs;
   const Session& session = *block.owner->session;
@@ -353,10 +353,11 @@ uint32_t Scheduler::RoomAhead(PathIndex index, const Block& block) const {
   return path.ahead < limit ? limit - path.ahead : 0;
 }
 
-// Buffers that are to be made free for such blocks, by giving away ones that are wanted later.
+// Buffers that are to be made free for such blocks, by giving away ones that are wanted later. A block that its step
+// has still to update is not: one that has been updated by then will do better.
 uint64_t Scheduler::WantedAhead(const Block* victim) const {
   uint64_t wanted = 0;
-  if (victim == nullptr) return 0;
+  if (victim == nullptr || victim->epoch < victim->owner->session->epoch) return 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes > 0) continue;
     const Block* block = NextAhead(i);
