@@ -17,6 +17,7 @@ namespace mlpo {
 class SchedulerJob : public Job {
  public:
   virtual void Finish(Scheduler& scheduler, int64_t now_ns) = 0;
+  TraceRecord label;  // with `spans`: what they are of
 };
 
 // What the jobs on a subgroup's block have in common: the block in its buffer.

@@ -279,6 +279,8 @@ Status Daemon::OpenSockets(const std::string& socket) {
   };
   handlers.stop_bench = [this] { StopBench(); };
   handlers.doctor = [this](std::function<void(std::string)> answer) { Examine(std::move(answer)); };
+  handlers.trace = [this](double seconds, std::function<void(Trace)> answer) { RecordTrace(seconds, answer); };
+  handlers.trace_stop = [this] { trace_end_.cancel(); };
   Result<std::unique_ptr<ControlServer>> server = ControlServer::Open(io_, control, std::move(handlers));
   if (!server.ok()) return server.status();
   control_ = std::move(*server);
@@ -838,6 +840,18 @@ void Daemon::EndBench(const std::shared_ptr<BenchRun>& run) {
       storages_.erase(kBenchStorage);
       run->answer(run->error.empty() ? Result<std::string>(BenchJson(run->shown)) : Status(-ECANCELED, run->error));
       MaybeFinish();
+    });
+  });
+}
+
+// Until the time has come or trace_end_ is cancelled. Takes the place of one that goes on, which is not answered.
+void Daemon::RecordTrace(double seconds, std::function<void(Trace)> answer) {
+  loop_->Post([this] { loop_->StartTrace(); });
+  trace_end_.expires_after(std::chrono::nanoseconds(static_cast<int64_t>(seconds * kNsPerS)));
+  trace_end_.async_wait([this, number = ++traces_, answer = std::move(answer)](boost::system::error_code) {
+    if (number != traces_) return;
+    loop_->Post([this, answer] {
+      PostMain([answer, trace = std::make_shared<Trace>(loop_->StopTrace())] { answer(std::move(*trace)); });
     });
   });
 }

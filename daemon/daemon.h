@@ -96,6 +96,7 @@ class Daemon : public SessionHost {
   void SaveRecords();
   std::string SaveRecord(size_t path, const PathRecord& record);
   std::vector<std::pair<size_t, PathRecord>> TakeLifetimes(const Snapshot& snapshot);
+  void RecordTrace(double seconds, std::function<void(Trace)> answer);
   void Examine(std::function<void(std::string report)> answer);
   void TakeSnapshot(std::function<void(Snapshot)> answer);
   void FillPool(PoolSnapshot* pool) const;
@@ -131,6 +132,8 @@ class Daemon : public SessionHost {
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer drain_deadline_{io_};
   boost::asio::steady_timer next_beat_{io_};
+  boost::asio::steady_timer trace_end_{io_};
+  uint64_t traces_ = 0;  // asked for
   boost::asio::steady_timer counters_due_{io_};
   boost::asio::steady_timer metrics_due_{io_};
   std::atomic<bool> metrics_written_{false};  // relaxed: set by lookout_, read after its end

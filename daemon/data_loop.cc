@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kSpinNs = 20'000;
 constexpr int kLooks = 16;  // between two looks at the clock, well under kSpinNs
+constexpr int64_t kTracePoolNs = 5 * kNsPerMs;
 constexpr int64_t kTickNs = 100 * kNsPerMs;
 constexpr int64_t kDrainPatienceNs = kNsPerS;
 constexpr int kIdleSleepMs = 1000;
@@ -111,6 +112,10 @@ bool DataLoop::Turn(int64_t now_ns) {
     if (calibration_) calibration_->Tick(now_ns);
   }
   MaybeEndCalibration();
+  if (worked && scheduler_.tracing() && now_ns >= next_trace_ns_) {
+    next_trace_ns_ = now_ns + kTracePoolNs;
+    scheduler_.TracePool(now_ns);
+  }
   Publish();
   parts_.live->BeatData(now_ns);
   if (ticks) parts_.live->TryUpdate([&](Snapshot* snapshot) { FillTotals(snapshot, now_ns); });
@@ -134,6 +139,7 @@ bool DataLoop::TakeQueues(int64_t now_ns) {
   }
   for (Job* job : taken_jobs_) {
     const std::unique_ptr<SchedulerJob> done = std::move(jobs_.extract(job).mapped());
+    TraceSpans(*done);
     done->Finish(scheduler_, now_ns);
   }
   taken_transfers_.clear();
@@ -384,17 +390,42 @@ void DataLoop::StartBlockWork(const Op& op, Block& block) {
     job = std::make_unique<StateJob>(op, block, buffer, staging_.at(op.request.session));
   }
   job->node = parts_.pool->piece(parts_.pool->piece_of(block.buffer)).node;
-  Job* submitted = job.get();
-  jobs_[submitted] = std::move(job);
-  parts_.workers->Submit(submitted);
+  Start(std::move(job), op, block.index);
 }
 
 void DataLoop::StartStats(Op& op) {
   auto job = std::make_unique<StatsJob>(&op);
   if (const LoopSession* session = Find(op.request.session)) job->node = session->identity.numa_node;
+  Start(std::move(job), op, 0);
+}
+
+void DataLoop::Start(std::unique_ptr<SchedulerJob> job, const Op& op, uint32_t block) {
+  if (scheduler_.tracing()) {
+    job->spans.resize(parts_.workers->workers());
+    job->label = scheduler_.TraceLabel(op, block);
+  }
   Job* submitted = job.get();
   jobs_[submitted] = std::move(job);
   parts_.workers->Submit(submitted);
+}
+
+// What began before the trace did is in it from its begin on.
+void DataLoop::TraceSpans(const SchedulerJob& job) {
+  if (!scheduler_.tracing()) return;
+  TraceRecord record = job.label;
+  for (size_t worker = 0; worker < job.spans.size(); ++worker) {
+    if (job.spans[worker].begin_ns == 0) continue;
+    record.place = static_cast<uint32_t>(worker);
+    record.begin_ns = job.spans[worker].begin_ns;
+    record.end_ns = job.spans[worker].end_ns;
+    scheduler_.TraceWork(record);
+  }
+}
+
+Trace DataLoop::StopTrace() {
+  Trace trace = scheduler_.StopTrace(NowNs());
+  trace.workers = parts_.workers->workers();
+  return trace;
 }
 
 Failure DataLoop::CopySteps(const Op& op, std::vector<Tensor>& tensors) {

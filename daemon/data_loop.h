@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "daemon/adam/worker_pool.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/thread.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/block_jobs.h"
@@ -81,6 +82,8 @@ class DataLoop : private SchedulerActions {
   void Calibrate(Calibration::Options options, std::function<void(const Calibration&)> done);
   void CancelCalibration(const std::string& why);
   void SetPath(PathIndex path, const PathParameters& parameters);
+  void StartTrace() { scheduler_.StartTrace(NowNs()); }
+  Trace StopTrace();
 
  private:
   struct LoopSession {
@@ -103,6 +106,8 @@ class DataLoop : private SchedulerActions {
   void Accept(LoopSession& session, const Request& request, int64_t now_ns);
   void Break(LoopSession& session, std::string reason);
   void Publish();
+  void Start(std::unique_ptr<SchedulerJob> job, const Op& op, uint32_t block);
+  void TraceSpans(const SchedulerJob& job);
   void FillTotals(Snapshot* snapshot, int64_t now_ns) const;
   bool RingHasWork(LoopSession& session);
   void Sleep();
@@ -138,6 +143,7 @@ class DataLoop : private SchedulerActions {
   std::vector<Job*> taken_jobs_;
 
   int64_t next_tick_ns_ = 0;
+  int64_t next_trace_ns_ = 0;  // of the pool
   uint64_t lost_wakeups_ = 0;
   bool lent_ = false;  // buffers are, from LendBuffers to the calibration's end
   std::unique_ptr<Calibration> calibration_;

@@ -10,6 +10,8 @@
 #include "client/ctl/exit_code.h"
 #include "client/ctl/run.h"
 #include "client/ctl/show.h"
+#include "client/ctl/top.h"
+#include "client/ctl/trace.h"
 #include "mlpo/client.h"
 
 namespace {
@@ -96,6 +98,15 @@ int Main(int argc, char** argv) {
   double bench_seconds = 0.7;
   bench->add_option("PATH", bench_paths, "names or directories of paths (default: all)");
   bench->add_option("--seconds", bench_seconds, "how long each measurement takes")->check(CLI::Range(0.02, 60.0));
+  TopOptions top_options;
+  CLI::App* top = app.add_subcommand("top", "paths, sessions and where their time goes, live");
+  top->add_flag("--once", top_options.once, "show one frame and exit");
+  top->add_option("--interval", top_options.interval_s, "between frames, in seconds (1)")
+      ->check(CLI::Range(0.1, 3600.0));
+  TraceOptions trace_options;
+  CLI::App* trace = app.add_subcommand("trace", "record what paths, workers and sessions do, for ui.perfetto.dev");
+  trace->add_option("--seconds", trace_options.seconds, "how long to record (5)")->check(CLI::Range(0.01, 60.0));
+  trace->add_option("--output", trace_options.output, "the file to write (mlpo-trace.json); -: standard output");
   CLI::App* drain = app.add_subcommand("drain", "finish accepted work, then end the daemon (its administrators only)");
   app.add_subcommand("doctor", "whether the machine is in order: mlpo-ctl doctor [daemon flags]");
   app.add_subcommand("run", "run a command with a private daemon: mlpo-ctl run [daemon flags] -- CMD");
@@ -120,6 +131,8 @@ int Main(int argc, char** argv) {
     if (timeout->count() == 0) question.timeout_ns = kBenchTimeoutNs;
     return Bench(question, bench_paths, bench_seconds);
   }
+  if (top->parsed()) return Top(question, top_options);
+  if (trace->parsed()) return RecordTrace(question, trace_options);
   if (drain->parsed()) return RequestDrain(question);
   return WrongUsage("run and doctor come first: mlpo-ctl run [daemon flags] -- CMD, mlpo-ctl doctor [daemon flags]");
 }

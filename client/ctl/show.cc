@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "client/ctl/answer.h"
 #include "client/ctl/counters.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/table.h"
@@ -15,39 +16,6 @@ namespace mlpo::ctl {
 namespace {
 
 using nlohmann::json;
-
-// Members that are missing or of another type, as of another version's daemon, are shown as "?" or 0.
-std::string Text(const json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_string() ? Safe(found->get<std::string>()) : "?";
-}
-double Number(const json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_number() ? found->get<double>() : 0;
-}
-uint64_t Whole(const json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
-}
-bool Flag(const json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_boolean() && found->get<bool>();
-}
-json Member(const json& object, const char* name, json::value_t kind) {
-  const auto found = object.find(name);
-  return found != object.end() && found->type() == kind ? *found : json(kind);
-}
-
-int Unreachable(int code) {
-  switch (code) {
-    case -EPROTO:
-    case -EINVAL:
-    case -ENOMEM:
-      return kFailed;
-    default:
-      return kUnreachable;
-  }
-}
 
 // For status and paths: how long a daemon may take before what it exports unasked is shown instead.
 constexpr int64_t kPatienceNs = 2'000'000'000;

@@ -19,6 +19,7 @@
 
 #include "daemon/adam/cores.h"
 #include "daemon/adam/cpu_quota.h"
+#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 
 namespace mlpo {
@@ -147,7 +148,15 @@ struct WorkerPool::Impl {
     while (const Taken taken = Take(mine)) {
       Job* job = taken->first;
       const uint32_t pieces = job->pieces;  // read first: counting our piece gives the job away
-      job->RunPiece(taken->second);
+      if (job->spans.empty()) {
+        job->RunPiece(taken->second);
+      } else {
+        WorkSpan& span = job->spans[index];
+        const int64_t now_ns = NowNs();
+        if (span.begin_ns == 0) span.begin_ns = now_ns;
+        job->RunPiece(taken->second);
+        span.end_ns = NowNs();
+      }
       if (job->ended_pieces_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) done->Put(job);
     }
   }

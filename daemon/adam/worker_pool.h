@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "daemon/base/status.h"
 #include "daemon/base/thread.h"
@@ -21,6 +22,12 @@ namespace mlpo {
 
 class Cores;
 
+// What one worker did of a job: its pieces follow each other.
+struct WorkSpan {
+  int64_t begin_ns = 0;  // 0: nothing
+  int64_t end_ns = 0;
+};
+
 class Job {
  public:
   virtual ~Job() = default;
@@ -28,6 +35,8 @@ class Job {
   virtual void RunPiece(uint32_t piece) = 0;
   uint32_t pieces = 1;  // at least 1; set before Submit
   int node = -1;        // NUMA node of its memory; -1: wherever there is least to do. Set before Submit
+  // One for each worker, which writes its own; empty: nobody wants to know.
+  std::vector<WorkSpan> spans;
 
  private:
   friend class WorkerPool;

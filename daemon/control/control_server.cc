@@ -8,6 +8,7 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/local/stream_protocol.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "daemon/control/connection.h"
 #include "daemon/control/json_rpc.h"
 #include "daemon/control/status_json.h"
+#include "daemon/control/trace_json.h"
 
 namespace mlpo {
 
@@ -28,6 +30,9 @@ namespace {
 constexpr size_t kMaxConnections = 64;
 constexpr size_t kMaxOfOthers = 48;  // of all who are no administrators: these always get in
 constexpr size_t kMaxOfOneUid = 8;
+constexpr double kMaxTraceSeconds = 60;
+constexpr size_t kTracePiece = 4096;                   // records an answer
+constexpr auto kTraceKept = std::chrono::seconds(60);  // for who does not fetch it
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 
 }  // namespace
@@ -41,7 +46,8 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
         bound_(std::move(bound)),
         acceptor_(io),
         pause_(io),
-        answer_deadline_(io) {}
+        answer_deadline_(io),
+        trace_kept_(io) {}
 
   Status Start();
   void Stop();
@@ -60,6 +66,16 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   void Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
   void Doctor(const std::shared_ptr<Connection>& connection, RpcRequest request);
   void Bench(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  // The recording: one at a time, kept until it has been read, or for a minute.
+  struct Recording {
+    uint64_t number = 0;
+    uint32_t uid = 0;  // who asked for it
+    bool admin = false;
+    std::optional<Trace> trace;  // once it has ended
+  };
+  void StartTrace(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
+  void ReadTrace(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
+  void KeepTraceForAWhile();
   bool Refused(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
   void AskForSnapshot();
   void AnswerAll(const Snapshot& snapshot);
@@ -82,6 +98,9 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   std::vector<Waiter> asking_, next_;
   std::vector<Waiter> patients_;  // who wait for the doctor
   RateLimit refusals_{10 * kNsPerS};
+  std::optional<Recording> recording_;
+  uint64_t traces_ = 0;
+  asio::steady_timer trace_kept_;
   bool stopped_ = false;
 };
 
@@ -103,6 +122,7 @@ void ControlServer::Core::Stop() {
   acceptor_.close(ignored);
   pause_.cancel(ignored);
   answer_deadline_.cancel(ignored);
+  trace_kept_.cancel(ignored);
   const std::set<std::shared_ptr<Connection>> open = std::exchange(connections_, {});
   for (const auto& connection : open) connection->Close();
   bound_ = BoundSocket();
@@ -196,12 +216,16 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
   std::optional<RpcRequest> request = ParseRpc(line, &refusal);
   if (!request) {
     connection->Answer(std::move(refusal));
-  } else if (!request->params.empty() && request->method != "bench") {
+  } else if (!request->params.empty() && request->method != "bench" && request->method.rfind("trace_", 0) != 0) {
     Reply(connection, *request, RpcErrorLine(request->id, RpcError::kInvalidParams, "method takes no parameters"));
   } else if (request->method == "bench") {
     Bench(connection, std::move(*request));
   } else if (request->method == "drain") {
     Drain(connection, *request);
+  } else if (request->method == "trace_start") {
+    StartTrace(connection, *request);
+  } else if (request->method == "trace_read" || request->method == "trace_stop") {
+    ReadTrace(connection, *request);
   } else if (request->method == "doctor") {
     Doctor(connection, std::move(*request));
   } else if (request->method == "status" || request->method == "sessions" || request->method == "paths" ||
@@ -211,7 +235,8 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
   } else {
     Reply(connection, *request,
           RpcErrorLine(request->id, RpcError::kNoMethod,
-                       "no such method; known: status, sessions, paths, metrics, doctor, version, bench, drain"));
+                       "no such method; known: status, sessions, paths, metrics, trace_start, trace_stop, trace_read, "
+                       "doctor, version, bench, drain"));
   }
 }
 
@@ -222,6 +247,72 @@ bool ControlServer::Core::Refused(const std::shared_ptr<Connection>& connection,
         RpcErrorLine(request.id, RpcError::kNotPermitted,
                      request.method + " is for root, the daemon's user and members of its admin group"));
   return true;
+}
+
+// Whoever may ask for status may; sessions of others have no names for him.
+void ControlServer::Core::StartTrace(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {
+  const nlohmann::json params = nlohmann::json::parse(request.params.empty() ? "{}" : request.params, nullptr, false);
+  const auto seconds = params.find("seconds");
+  if (seconds == params.end() || !seconds->is_number() || !(seconds->get<double>() > 0) ||
+      seconds->get<double>() > kMaxTraceSeconds) {
+    return Reply(connection, request,
+                 RpcErrorLine(request.id, RpcError::kInvalidParams, "\"seconds\" is above 0 and at most 60"));
+  }
+  const bool admin = IsAdmin(connection->peer());
+  // An administrator's takes the place of a user's, and of one that only waits to be read; so does the same user's.
+  const bool ended = recording_ && recording_->trace;
+  const bool gives_way =
+      !recording_ || (admin && (ended || !recording_->admin)) || (ended && recording_->uid == connection->peer().uid);
+  if (!gives_way) {
+    return Reply(connection, request,
+                 RpcErrorLine(request.id, RpcError::kBusy, "another trace is being recorded or read: try later"));
+  }
+  recording_.emplace();
+  recording_->number = ++traces_;
+  recording_->uid = connection->peer().uid;
+  recording_->admin = admin;
+  handlers_.trace(seconds->get<double>(), [weak = weak_from_this(), number = traces_](Trace trace) {
+    const auto self = weak.lock();
+    if (!self || self->stopped_ || !self->recording_ || self->recording_->number != number) return;
+    self->recording_->trace = std::move(trace);
+    self->KeepTraceForAWhile();
+  });
+  Reply(connection, request, RpcResultLine(request.id, "{\"trace\":" + std::to_string(traces_) + "}"));
+}
+
+void ControlServer::Core::KeepTraceForAWhile() {
+  trace_kept_.expires_after(kTraceKept);
+  trace_kept_.async_wait([weak = weak_from_this(), number = recording_->number](error_code error) {
+    const auto self = weak.lock();
+    if (!error && self && self->recording_ && self->recording_->number == number) self->recording_.reset();
+  });
+}
+
+// A piece of it; {"state":"recording"} before its end.
+void ControlServer::Core::ReadTrace(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {
+  const nlohmann::json params = nlohmann::json::parse(request.params.empty() ? "{}" : request.params, nullptr, false);
+  const auto whole = [&](const char* name) {
+    const auto found = params.find(name);
+    return found != params.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
+  };
+  if (!recording_ || recording_->number != whole("trace") || recording_->uid != connection->peer().uid) {
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, "there is no such trace"));
+  }
+  if (request.method == "trace_stop") {
+    if (!recording_->trace) handlers_.trace_stop();
+    return Reply(connection, request, RpcResultLine(request.id, "{}"));
+  }
+  if (!recording_->trace) return Reply(connection, request, RpcResultLine(request.id, "{\"state\":\"recording\"}"));
+  const Trace& trace = *recording_->trace;
+  const uint64_t from = std::min<uint64_t>(whole("from"), trace.records.size());
+  const Viewer viewer = recording_->admin ? Viewer() : Viewer(recording_->uid);
+  std::string piece = TraceJson(trace, viewer, from, kTracePiece);
+  if (from + kTracePiece >= trace.records.size()) {
+    recording_.reset();
+  } else {
+    KeepTraceForAWhile();
+  }
+  Reply(connection, request, RpcResultLine(request.id, piece));
 }
 
 // One examination at a time: who asks meanwhile gets the same answer. It has deadlines of its own.

@@ -1,10 +1,10 @@
 // ControlServer: answers questions about the daemon on its control socket (JSON-RPC 2.0, one request a line).
 //
-// Methods: status, sessions, paths, metrics, version; drain, doctor and bench, for administrators. Root, the daemon's
-// uid and members of the admin group see and command everything; everyone else sees totals, paths, pool and the
-// sessions of its own uid (SO_PEERCRED decides, at connect). Peers are not trusted: requests are at most 64 KiB and
-// answered one at a time, so that one who does not read costs one answer's memory; idle connections are closed;
-// connections are limited, per uid too; at most one snapshot is in the making for all of them.
+// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; drain, doctor and bench,
+// for administrators. Root, the daemon's uid and members of the admin group see and command everything; everyone else
+// sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED decides, at connect). Peers are not trusted:
+// requests are at most 64 KiB and answered one at a time, so that one who does not read costs one answer's memory; idle
+// connections are closed; connections are limited, per uid too; at most one snapshot is in the making for all of them.
 //
 // Owner: the main thread, which runs the io_context; everything here happens there, the handlers are called there and
 // `snapshot` answers there. The io_context outlives the server; an answer that comes after the server is dropped.
@@ -20,6 +20,7 @@
 #include "daemon/base/status.h"
 #include "daemon/base/unix_socket.h"
 #include "daemon/types/snapshot.h"
+#include "daemon/types/trace.h"
 
 namespace boost::asio {
 class io_context;
@@ -40,6 +41,9 @@ struct ControlHandlers {
   // Measures the paths; answers later, with JSON or an error. One at a time; stop_bench ends it soon, with an error.
   std::function<void(const BenchRequest&, std::function<void(Result<std::string> json)>)> bench = nullptr;
   std::function<void()> stop_bench = nullptr;
+  // Records for so long, or until trace_stop; answers later. One at a time.
+  std::function<void(double seconds, std::function<void(Trace)>)> trace = nullptr;
+  std::function<void()> trace_stop = nullptr;
 };
 
 struct ControlOptions {

@@ -14,6 +14,7 @@
 #include <exception>
 #include <future>
 #include <initializer_list>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -53,6 +54,20 @@ class Families {
   template <class Value>
   void Add(Value value, Labels labels = {}) {
     Add(static_cast<double>(value), std::move(labels));
+  }
+  void Histogram(const char* name, const char* help, const TimeHistogram& times, int64_t sum_ns) {
+    Begin(name, help, MetricType::Histogram);
+    ClientMetric metric;
+    uint64_t count = 0;
+    for (size_t i = 0; i < times.counts.size(); ++i) {
+      count += times.counts[i];
+      const double bound =
+          i < TimeHistogram::kBoundsS.size() ? TimeHistogram::kBoundsS[i] : std::numeric_limits<double>::infinity();
+      metric.histogram.bucket.push_back({count, bound});
+    }
+    metric.histogram.sample_count = count;
+    metric.histogram.sample_sum = static_cast<double>(sum_ns) / kNsPerS;
+    families_.back().metric.push_back(std::move(metric));
   }
   // One value a known state: 1 for the present one.
   void AddState(const std::string& state, std::initializer_list<const char*> known, const Labels& labels) {
@@ -99,6 +114,27 @@ void AddDaemon(const Snapshot& s, Families* out) {
   out->Add(s.arenas_limit_bytes);
 }
 
+void AddSteps(const Snapshot& s, Families* out) {
+  const StepTotals& steps = s.steps;
+  out->Histogram("mlpo_step_seconds", "Steps of sessions, from the first gradient to the last update.", steps.times,
+                 steps.time_ns);
+  out->Histogram("mlpo_step_fetch_wait_seconds", "Of a step, waiting for reads with no Adam running.",
+                 steps.fetch_waits, steps.part_ns(StepPart::kFetchWait));
+  out->Histogram("mlpo_step_flush_wait_seconds", "Of a step, waiting for a buffer that a write gives.",
+                 steps.flush_waits, steps.part_ns(StepPart::kFlushWait));
+  out->Counter("mlpo_step_part_seconds_total", "Where the time of all steps went; the parts add up to it.");
+  for (size_t i = 0; i < kStepParts; ++i)
+    out->Add(static_cast<double>(steps.parts_ns[i]) / kNsPerS, {{"part", kStepPartNames[i]}});
+  out->Counter("mlpo_steps_skipped_total", "Steps whose gradients were discarded.");
+  out->Add(steps.skipped);
+  out->Counter("mlpo_step_blocks_total", "Blocks that updates wanted, by where they were found.");
+  out->Add(steps.cached_blocks, {{"found", "cached"}});
+  out->Add(steps.prefetched_blocks, {{"found", "prefetched"}});
+  out->Add(steps.read_blocks, {{"found", "read"}});
+  out->Counter("mlpo_workers_busy_seconds_total", "Time in which the Adam workers had something to do.");
+  out->Add(static_cast<double>(s.workers_busy_ns) / kNsPerS);
+}
+
 void AddPool(const PoolSnapshot& pool, Families* out) {
   out->Gauge("mlpo_pool_bytes", "Block buffers.");
   out->Add(pool.bytes);
@@ -135,6 +171,11 @@ void AddPaths(const std::vector<PathSnapshot>& paths, Families* out) {
   each([&](const PathSnapshot& p) { out->AddState(p.state, kPathStates, {{"path", p.name}}); });
   out->Counter("mlpo_path_bytes_total", "Transferred since the daemon's start.");
   both(&PathSnapshot::read_bytes, &PathSnapshot::written_bytes);
+  out->Counter("mlpo_path_busy_seconds_total", "Time with a transfer in flight.");
+  each([&](const PathSnapshot& p) {
+    out->Add(static_cast<double>(p.read_busy_ns) / kNsPerS, {{"path", p.name}, {"direction", "read"}});
+    out->Add(static_cast<double>(p.write_busy_ns) / kNsPerS, {{"path", p.name}, {"direction", "write"}});
+  });
   out->Gauge("mlpo_path_bytes_per_second", "Over the last seconds.");
   both(&PathSnapshot::read_bytes_per_s, &PathSnapshot::write_bytes_per_s);
   out->Counter("mlpo_path_errors_total", "Transfers that failed.");
@@ -194,6 +235,7 @@ void AddBeats(const LiveCounters& live, Families* out) {
 
 void AddSnapshot(const Snapshot& snapshot, Viewer viewer, Families* out) {
   AddDaemon(snapshot, out);
+  AddSteps(snapshot, out);
   AddPool(snapshot.pool, out);
   AddPaths(snapshot.paths, out);
   if (viewer != kNobody) AddSessions(snapshot, viewer, out);

@@ -1,5 +1,6 @@
 // Metrics: a snapshot as Prometheus text, for `mlpo-ctl metrics`, for a file and, when asked, over HTTP on loopback.
-// Names are mlpo_*, units are base units, labels are path, direction, state, job, rank and uid. The names are read by
+// Names are mlpo_*, units are base units, labels are path, direction,
+// state, part, found, job, rank and uid. The names are read by
 // dashboards: only add. The only place that sees prometheus-cpp.
 #pragma once
 

@@ -82,6 +82,8 @@ struct Op {
   uint64_t sequence = 0;
   uint32_t first_block = 0;  // operations on a range: the blocks they touch
   uint32_t end_block = 0;
+  int64_t accepted_ns = 0;
+  int64_t window_ns = 0;                     // UPDATE: when the window that it ends began; 0: it was given no gradient
   uint32_t left = 0;                         // blocks not done
   uint32_t active = 0;                       // of these, being fetched or worked on
   bool updated_any = false;                  // UPDATE: a block of it has been updated
@@ -136,6 +138,7 @@ struct Subgroup : BlockOwner {
   uint16_t torn_flags = 0;
   Coverage torn_written;  // what WRITE_STATE has written since
   SubgroupSteps steps;
+  int64_t window_ns = 0;                   // when its window began; 0: there is none
   std::vector<std::unique_ptr<Op>> grads;  // that workers have
 };
 

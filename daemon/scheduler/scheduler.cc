@@ -27,7 +27,7 @@ Scheduler::Scheduler(Options options, SchedulerActions* actions)
       room_bytes_(options_.paths.size()),
       paths_(options_.paths.size()),
       fair_share_(options_.paths.size() + 1),
-      steps_(options_.paths.size()) {
+      steps_(options_.paths.size(), &trace_) {
   MLPO_CHECK(options_.buffers > 0 && !options_.paths.empty());
   free_.Add(0, options_.buffers, options_.buffers_node);
   SetLowWater();
@@ -94,6 +94,7 @@ const Subgroup* Scheduler::FindSubgroup(SessionId session, SubgroupId subgroup) 
 void Scheduler::AddSession(const SessionIdentity& identity) {
   MLPO_CHECK(Find(identity.id) == nullptr);
   auto session = std::make_unique<Session>(paths_.size());
+  session->rank = identity.rank;
   session->features = identity.features;
   session->numa_node = identity.numa_node;
   session->job = &jobs_[{identity.uid, identity.job}];
@@ -105,6 +106,7 @@ void Scheduler::AddSession(const SessionIdentity& identity) {
 
 void Scheduler::Keep(SessionId id, std::unique_ptr<Session> session) {
   session->id = id;
+  session->steps.id = id;
   session->extents.resize(paths_.size());
   session->pending = std::vector<PendingSet>(paths_.size() + 1);
   session->away = std::vector<BlockList>(paths_.size());

@@ -43,6 +43,7 @@
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/path_model.h"
 #include "daemon/scheduler/step_record.h"
+#include "daemon/scheduler/trace_log.h"
 #include "daemon/types/request.h"
 #include "daemon/types/session_identity.h"
 #include "daemon/types/snapshot.h"
@@ -133,6 +134,15 @@ class Scheduler {
   void Fill(PathIndex path, PathSnapshot* snapshot, int64_t now_ns) const;
   void Fill(SessionId session, SessionSnapshot* snapshot, int64_t now_ns) const;
 
+  // Recording for `mlpo-ctl trace`.
+  void StartTrace(int64_t now_ns);
+  Trace StopTrace(int64_t now_ns);
+  bool tracing() const { return trace_.on(); }
+  // What a worker did of a job for an operation on `owner`; with its names and block.
+  void TraceWork(const TraceRecord& record);
+  TraceRecord TraceLabel(const Op& op, uint32_t block);
+  void TracePool(int64_t now_ns);
+
   // Bytes of one block's parts on storage and in its buffer: master, first and second moments, each padded to
   // MLPO_ALIGN.
   static uint64_t PartBytes(uint64_t elements);
@@ -166,6 +176,9 @@ class Scheduler {
   void SetLowWater();
   // First in each call: time has come to now_ns.
   void Enter(int64_t now_ns);
+  void NameForTrace(const BlockOwner& owner, Session& session);
+  void TraceTransfer(const InFlight& in_flight, const TransferResult& result);
+  void TraceOp(const Op& op, int status);
   // Without a flush.
   bool BufferIsFree() const { return !free_.empty() || !clean_.empty(); }
   Session* Find(SessionId session) const;
@@ -277,6 +290,7 @@ class Scheduler {
   uint64_t next_transfer_ = 1;
   uint64_t next_sequence_ = 1;
 
+  TraceLog trace_;
   StepBook steps_;
   int64_t now_ns_ = 0;          // of the call that is being carried out
   int64_t stuck_since_ns_ = 0;  // nothing can move since; 0: not so

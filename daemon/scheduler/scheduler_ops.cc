@@ -106,6 +106,7 @@ void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   Op* started = op.get();
   subgroup.grads.push_back(std::move(op));
   steps_.GradBegins(subgroup.session->steps, subgroup.steps);
+  if (subgroup.window_ns == 0) subgroup.window_ns = now_ns_;
   actions_->StartStats(*started);
 }
 
@@ -144,6 +145,7 @@ void Scheduler::SubmitDiscard(Session& session, const Request& request) {
   for (auto& [handle, subgroup] : session.subgroups) {
     if (!all && handle != request.submission.subgroup) continue;
     subgroup->window.Clear();
+    subgroup->window_ns = 0;
     subgroup->grads_running = 0;
   }
   if (request.submission.arg == MLPO_DISCARD_OVERFLOW) ++session.skipped_steps;
@@ -172,7 +174,8 @@ void Scheduler::SubmitState(Subgroup& subgroup, const Request& request) {
     if (failure.status != 0) return Answer(request, std::move(failure));
     steps_.UpdateAccepted(subgroup.session->steps, subgroup.steps);
   }
-  Enqueue(subgroup, *subgroup.session, request);
+  Op& op = Enqueue(subgroup, *subgroup.session, request);
+  if (op.kind() == MLPO_OP_UPDATE) op.window_ns = subgroup.window_ns;
   RunQueue(subgroup);
 }
 
@@ -182,6 +185,7 @@ Op& Scheduler::Enqueue(BlockOwner& owner, Session& session, const Request& reque
   op->session = &session;
   op->owner = &owner;
   op->sequence = next_sequence_++;
+  op->accepted_ns = now_ns_;
   ++ops_;
   ++session.unanswered;
   owner.queue.push_back(std::move(op));
@@ -324,6 +328,7 @@ void Scheduler::EndFront(BlockOwner& owner) {
   if (op->kind() == MLPO_OP_UPDATE) {
     EndUpdate(*op, &completion);
     steps_.UpdateEnds(op->session->steps, subgroup.steps, completion.value, op->session->subgroups.size());
+    if (trace_.on()) TraceOp(*op, op->failure.status);
   } else if (op->request.submission.arg == MLPO_PART_STEP) {
     op->failure = actions_->CopySteps(*op, subgroup.spec.tensors);
   } else if (op->kind() == MLPO_OP_WRITE_STATE && op->failure.status == 0) {
@@ -352,6 +357,7 @@ void Scheduler::EndUpdate(Op& op, Completion* completion) {
   }
   subgroup.torn = false;
   subgroup.window.Clear();
+  subgroup.window_ns = 0;
   subgroup.params_valid = true;
   completion->value = ++subgroup.epoch;
   actions_->PublishEpoch(subgroup);

@@ -55,6 +55,7 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent) {
   transfers_[transfer.id] = in_flight;
   model_.Started(transfer.path, direction, now_ns_);
   steps_.TransferBegins(block.owner->session->steps, transfer);
+  trace_.TransferBegins(transfer, now_ns_);
   actions_->StartTransfer(transfer);
 }
 
@@ -282,7 +283,8 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   transfers_.erase(it);
   const Transfer& transfer = in_flight.transfer;
   if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
-  steps_.TransferEnds(in_flight.block->owner->session->steps, in_flight.transfer, result.bytes);
+  steps_.TransferEnds(in_flight.block->owner->session->steps, transfer, result.bytes);
+  if (trace_.on()) TraceTransfer(in_flight, result);
   if (in_flight.transfer.direction == Direction::kRead) {
     ReadDone(in_flight, result);
   } else {

@@ -42,6 +42,7 @@ struct Session {
   virtual ~Session() = default;
   SessionId id = 0;
   TrainingJob* job = nullptr;  // nullptr: it is ending
+  uint32_t rank = 0;
   uint64_t features = 0;
   int numa_node = -1;         // where its arena is wanted; -1: not known
   std::vector<FileId> files;  // per path

@@ -193,6 +193,7 @@ void StepBook::Close(SessionSteps& session, bool skipped) {
   const StepRecord& end = session.at_update_.number == session.number_ ? session.at_update_ : session.total_;
   StepRecord record = Difference(session, end);
   record.skipped = skipped;
+  trace_->Step(session.id, record);
   Add(totals_, record, 1);
   ++totals_.ended;
   totals_.skipped += skipped;

@@ -11,6 +11,7 @@
 #include <deque>
 #include <vector>
 
+#include "daemon/scheduler/trace_log.h"
 #include "daemon/types/snapshot.h"
 #include "daemon/types/step_record.h"
 #include "daemon/types/transfer.h"
@@ -51,6 +52,7 @@ class PathClock {
 class SessionSteps {
  public:
   explicit SessionSteps(size_t paths) : paths_(paths) { total_.paths.resize(paths); }
+  SessionId id = 0;  // for the trace
 
  private:
   friend class StepBook;
@@ -89,7 +91,8 @@ class StepBook {
  public:
   static constexpr size_t kHistory = 8;
 
-  explicit StepBook(size_t paths) : paths_(paths) {}
+  // `trace` is told of steps that end; borrowed.
+  StepBook(size_t paths, TraceLog* trace) : trace_(trace), paths_(paths) {}
 
   // First in each call of the scheduler: what is so now has been so since the call before. `buffer_free`: a buffer is
   // to be had without a flush.
@@ -130,6 +133,7 @@ class StepBook {
   void CloseIfDone(SessionSteps& session, uint64_t subgroups);
   static StepRecord Difference(const SessionSteps& session, const StepRecord& end);
 
+  TraceLog* const trace_;
   int64_t now_ns_ = 0;  // of the call that is being carried out
   std::vector<SessionSteps*> touched_;
   std::vector<PathClock> paths_;

@@ -1,4 +1,4 @@
-"""mlpo-ctl doctor, metrics and the counters, with real daemons. Argument: the folder of the programs.
+"""mlpo-ctl doctor, metrics, top, trace and the counters, with real daemons. Argument: the folder of the programs.
 
 What is compared with what: metrics (read by prometheus_client's parser) with status; the counters file (read by the layout
 of FORMAT.md) with status; the doctor's findings with what this test does to the machine that the daemon sees.
@@ -12,7 +12,10 @@ import fcntl
 import json
 import os
 import pathlib
+import pty
+import re
 import resource
+import select
 import shutil
 import signal
 import socket
@@ -21,6 +24,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 import urllib.request
@@ -469,6 +473,212 @@ class Metrics(Case):
             checked = subprocess.run(command, env=CLEAN, timeout=DEADLINE, capture_output=True, text=True)
             self.assertEqual(checked.returncode, 78, address)
             self.assertIn("127.0.0.1:PORT", checked.stderr)
+
+
+class Trace(Case):
+    def record(self, daemon: Daemon, **options: object) -> tuple[subprocess.Popen[str], pathlib.Path]:
+        """A recording that has begun; SIGINT ends it."""
+        file = self.folder / "trace.json"
+        command = [BIN / "mlpo-ctl", "trace", "--seconds", "60", "--output", file, "--socket", daemon.socket]
+        before = len(list(self.folder.glob("trace.json.*")))
+        recorder = subprocess.Popen(command, env=CLEAN, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)  # type: ignore
+        self.addCleanup(recorder.wait)
+        self.addCleanup(recorder.kill)
+        eventually(lambda: len(list(self.folder.glob("trace.json.*"))) > before or recorder.poll() is not None)
+        time.sleep(0.5)  # for the daemon to have been asked
+        return recorder, file
+
+    def spans(self, trace: dict[str, object]) -> dict[tuple[int, int], list[dict[str, object]]]:
+        """Events with a duration by track, well-formed and none over another; every begin has its end."""
+        tracks: dict[tuple[int, int], list[dict[str, object]]] = {}
+        open_events: dict[tuple[object, ...], float] = {}
+        for event in sorted(trace["traceEvents"], key=lambda e: (e.get("ts", -1), e["ph"] == "e")):
+            self.assertIn(event["ph"], ("X", "M", "C", "b", "e"))
+            self.assertIsInstance(event["name"], str)
+            self.assertIsInstance(event["pid"], int)
+            if event["ph"] != "M":
+                self.assertGreaterEqual(event["ts"], 0)
+            if event["ph"] == "X":
+                self.assertGreaterEqual(event["dur"], 0)
+                tracks.setdefault((event["pid"], event["tid"]), []).append(event)
+            key = (event.get("cat"), event.get("id"), event["pid"])
+            if event["ph"] == "b":
+                self.assertNotIn(key, open_events)
+                open_events[key] = event["ts"]
+            if event["ph"] == "e":
+                self.assertLessEqual(open_events.pop(key), event["ts"])
+        self.assertEqual(open_events, {})
+        for track in tracks.values():
+            end = 0.0
+            for event in track:
+                self.assertGreaterEqual(event["ts"], end - 0.002, event)  # rounded to ns
+                end = event["ts"] + event["dur"]
+        return tracks
+
+    def test_it_says_what_happened(self) -> None:
+        daemon = self.daemon()
+        recorder, file = self.record(daemon)
+        self.train(daemon)
+        status = lambda: json.loads(ctl("status", "--json", "--socket", daemon.socket).stdout)  # noqa: E731
+        eventually(lambda: not status()["sessions"] and not any(path["in_flight"] for path in status()["paths"]))
+        recorder.send_signal(signal.SIGINT)
+        out, error = recorder.communicate(timeout=DEADLINE)
+        self.assertEqual(recorder.returncode, 0, error)
+        self.assertIn("ui.perfetto.dev", out)
+        trace = json.loads(file.read_text())
+        self.assertEqual(trace["otherData"]["dropped_records"], 0)
+        names = {
+            (e["name"], e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"
+        }
+        processes = {pid: name for (what, pid, _), name in names.items() if what == "process_name"}
+        tracks = self.spans(trace)
+
+        # Transfers: what the paths counted since the start.
+        self.assertEqual(sorted(name for name in processes.values() if name.startswith("path ")), ["path one", "path two"])
+        for path in status()["paths"]:
+            pid = next(pid for pid, name in processes.items() if name == f"path {path['name']}")
+            moved = {"read": 0, "write": 0}
+            for (process, tid), events in tracks.items():
+                if process != pid:
+                    continue
+                direction = names["thread_name", pid, tid].split()[0]
+                moved[direction] += sum(e["args"]["bytes"] for e in events)
+                self.assertTrue(all(re.fullmatch(r"\S+/0 \S.* #\d+", e["name"]) for e in events), events[0])
+            self.assertEqual(moved, {"read": path["read_bytes"], "write": path["written_bytes"]})
+
+        # Steps, and in them one UPDATE and one window a subgroup.
+        sessions = [pid for pid, name in processes.items() if name.startswith("session ")]
+        self.assertEqual(len(sessions), 1)
+        steps = tracks[sessions[0], 0]
+        self.assertEqual([e["name"] for e in steps], ["step 1", "step 2", "step 3"])
+        for step in steps:
+            parts = sum(value for name, value in step["args"].items() if name.endswith("_s"))
+            self.assertAlmostEqual(parts, step["dur"] / 1e6, places=6)
+        begun = [e for e in trace["traceEvents"] if e["ph"] == "b"]
+        for category in ("updates", "gradients"):
+            self.assertEqual(sum(e["cat"] == category for e in begun), status()["steps"]["updates"], category)
+
+        # Workers: each block that an update wanted was worked on.
+        work = [e for (pid, _), events in tracks.items() if processes[pid] == "workers" for e in events]
+        blocks = {(e["name"], e["args"]["block"]) for e in work if e["name"].startswith("Adam ")}
+        self.assertEqual(3 * len(blocks), status()["steps"]["blocks"])
+        self.assertTrue(any(e["name"].startswith("statistics ") for e in work))
+
+        pool = [e["args"] for e in trace["traceEvents"] if e["ph"] == "C" and e["name"] == "blocks"]
+        buffers = status()["pool"]["buffers"]
+        self.assertTrue(pool)
+        for counts in pool:
+            self.assertEqual(counts["free"] + counts["clean"] + counts["dirty"], buffers)
+
+    def test_one_at_a_time_and_wrong_times(self) -> None:
+        daemon = self.daemon()
+        recorder, file = self.record(daemon)
+        second = ctl("trace", "--seconds", "1", "--output", str(self.folder / "other"), "--socket", daemon.socket)
+        self.assertEqual(second.returncode, 1)
+        self.assertIn("another trace", second.stderr)
+        recorder.send_signal(signal.SIGINT)
+        self.assertEqual(recorder.wait(DEADLINE), 0)
+        self.assertEqual(ctl("trace", "--seconds", "61", "--socket", daemon.socket).returncode, 64)
+        short = ctl("trace", "--seconds", "0.05", "--json", "--output", str(file), "--socket", daemon.socket)
+        self.assertEqual(short.returncode, 0, short.stderr)
+        self.assertGreaterEqual(json.loads(short.stdout)["seconds"], 0.05)
+        self.assertEqual(self.spans(json.loads(file.read_text())), {})
+        nowhere = ctl("trace", "--seconds", "0.05", "--output", "/no/such/folder/t", "--socket", daemon.socket)
+        self.assertEqual(nowhere.returncode, 1)
+        self.assertIn("/no/such/folder/t", nowhere.stderr)
+        recorder, file = self.record(daemon)
+        daemon.end()
+        recorder.send_signal(signal.SIGINT)
+        self.assertEqual(recorder.wait(DEADLINE), 69)
+        self.assertEqual(list(self.folder.glob("trace.json.*")), [])  # nothing half-done is left
+
+    @unittest.skipIf(os.geteuid() != 0, "skipped: a peer of another uid needs root")
+    def test_another_user_sees_no_names(self) -> None:
+        daemon = self.daemon()
+        self.folder.chmod(0o777)
+        recorder, file = self.record(daemon, user=65534, extra_groups=[])
+        self.train(daemon)
+        recorder.send_signal(signal.SIGINT)
+        _, error = recorder.communicate(timeout=DEADLINE)
+        self.assertEqual(recorder.returncode, 0, error)
+        text = file.read_text()
+        self.assertNotIn("bench", text)
+        tracks = self.spans(json.loads(text))
+        self.assertTrue(any(event["name"] == "another session" for events in tracks.values() for event in events))
+        self.assertTrue(all("session" not in e["args"] for events in tracks.values() for e in events))
+
+
+class Top(Case):
+    def test_frames(self) -> None:
+        daemon = self.daemon()
+        self.train(daemon)
+        shown = ctl("top", "--once", "--socket", daemon.socket)
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertNotIn("\033", shown.stdout)
+        for word in ("pool:", "PATH", "one", "two", "sessions: 0 of 0"):
+            self.assertIn(word, shown.stdout)
+        told = json.loads(ctl("top", "--once", "--json", "--socket", daemon.socket).stdout)
+        self.assertEqual(told["steps"]["ended"], 3)
+        self.assertEqual([path["name"] for path in told["paths"]], ["one", "two"])
+        gone = ctl("top", "--once", "--socket", str(self.folder / "none"))
+        self.assertEqual(gone.returncode, 69)
+
+    def live(self, daemon: Daemon, term: str) -> tuple[subprocess.Popen[bytes], int, list[object]]:
+        ours, theirs = pty.openpty()
+        self.addCleanup(os.close, ours)
+        before = termios.tcgetattr(ours)
+        command = [BIN / "mlpo-ctl", "top", "--interval", "0.1", "--socket", daemon.socket]
+        top = subprocess.Popen(
+            command, env=CLEAN | {"TERM": term}, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+        )
+        os.close(theirs)
+        self.addCleanup(top.wait)
+        self.addCleanup(top.kill)
+        return top, ours, before
+
+    def until(self, terminal: int, text: bytes) -> bytes:
+        shown = b""
+        end = time.monotonic() + DEADLINE
+        while text not in shown:
+            if not select.select([terminal], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise AssertionError(f"{text!r} did not come in time: {shown!r}")
+            try:
+                shown += os.read(terminal, 65536)
+            except OSError:  # the other end is closed
+                break
+        self.assertIn(text, shown)
+        return shown
+
+    def test_the_terminal_is_given_back(self) -> None:
+        daemon = self.daemon()
+        for way in ("interrupt", "q", "the daemon goes"):
+            with self.subTest(way):
+                top, terminal, before = self.live(daemon, "xterm")
+                self.until(terminal, b"\033[?1049h")
+                fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 5, 30, 0, 0))
+                top.send_signal(signal.SIGWINCH)
+                self.until(terminal, b"\033[J")
+                for line in re.split(rb"[\r\n]+", self.until(terminal, b"\033[J").split(b"\033[H")[-1]):
+                    self.assertLessEqual(len(re.sub(rb"\033\[[0-9;?]*[A-Za-z]", b"", line)), 30)
+                if way == "interrupt":
+                    top.send_signal(signal.SIGINT)
+                elif way == "q":
+                    os.write(terminal, b"q")
+                else:
+                    daemon.end()
+                shown = self.until(terminal, b"\033[?1049l" if way != "the daemon goes" else b"the daemon has gone")
+                self.assertIn(b"\033[?25h", shown)
+                self.assertEqual(top.wait(DEADLINE), 69 if way == "the daemon goes" else 0)
+                self.assertEqual(termios.tcgetattr(terminal)[:4], before[:4])
+
+    def test_a_dumb_terminal(self) -> None:
+        daemon = self.daemon()
+        top, terminal, _ = self.live(daemon, "dumb")
+        shown = self.until(terminal, b"sessions:")
+        shown += self.until(terminal, b"sessions:")  # the next frame
+        self.assertNotIn(b"\033", shown)
+        top.send_signal(signal.SIGINT)
+        self.assertEqual(top.wait(DEADLINE), 0)
 
 
 class Doctor(Case):

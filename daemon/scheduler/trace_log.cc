@@ -1,0 +1,101 @@
+#include "daemon/scheduler/trace_log.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace mlpo {
+
+void TraceLog::Start(size_t paths, int64_t now_ns) {
+  trace_ = Trace();
+  trace_.began_ns = now_ns;
+  trace_.records.reserve(kRecords);
+  next_ = 0;
+  slots_.assign(2 * paths, {});
+  in_flight_.clear();
+  on_ = true;
+}
+
+Trace TraceLog::Stop(int64_t now_ns) {
+  on_ = false;
+  trace_.ended_ns = now_ns;
+  std::rotate(trace_.records.begin(), trace_.records.begin() + static_cast<ptrdiff_t>(next_), trace_.records.end());
+  slots_.clear();
+  in_flight_.clear();
+  next_ = 0;
+  return std::exchange(trace_, Trace());
+}
+
+void TraceLog::Name(SessionId session, const std::string& job, uint32_t rank, uint32_t uid) {
+  if (!trace_.sessions.contains(session)) trace_.sessions[session] = {job, rank, uid};
+}
+
+void TraceLog::Name(SessionId session, SubgroupId subgroup, const std::string& key) {
+  if (trace_.subgroups.size() < kNames) trace_.subgroups.try_emplace({session, subgroup}, key);
+}
+
+std::vector<bool>& TraceLog::SlotsOf(const Transfer& transfer) {
+  return slots_[2 * transfer.path + (transfer.direction == Direction::kWrite ? 1 : 0)];
+}
+
+void TraceLog::TransferBegins(const Transfer& transfer, int64_t now_ns) {
+  if (!on_) return;
+  std::vector<bool>& slots = SlotsOf(transfer);
+  const auto free = std::find(slots.begin(), slots.end(), false);
+  const auto number = static_cast<uint16_t>(free - slots.begin());
+  if (free == slots.end()) {
+    slots.push_back(true);
+  } else {
+    *free = true;
+  }
+  in_flight_[transfer.id] = {number, now_ns};
+}
+
+void TraceLog::TransferEnds(const Transfer& transfer, SessionId session, SubgroupId subgroup, uint32_t block,
+                            const TransferResult& result, int64_t now_ns) {
+  if (!on_) return;
+  const auto found = in_flight_.find(transfer.id);
+  if (found == in_flight_.end()) return;
+  TraceRecord record;
+  record.kind = transfer.direction == Direction::kRead ? TraceKind::kRead : TraceKind::kWrite;
+  record.slot = found->second.number;
+  record.place = transfer.path;
+  record.error = result.error;
+  record.session = session;
+  record.subgroup = subgroup;
+  record.block = block;
+  record.begin_ns = found->second.begin_ns;
+  record.end_ns = std::max(now_ns, record.begin_ns);
+  record.bytes = result.bytes;
+  SlotsOf(transfer)[record.slot] = false;
+  in_flight_.erase(found);
+  Add(record);
+}
+
+void TraceLog::Add(const TraceRecord& record) {
+  if (!on_) return;
+  if (trace_.records.size() < kRecords) {
+    trace_.records.push_back(record);
+    return;
+  }
+  trace_.records[next_] = record;
+  next_ = (next_ + 1) % kRecords;
+  ++trace_.dropped;
+}
+
+void TraceLog::Step(SessionId session, const StepRecord& step) {
+  if (!on_) return;
+  if (trace_.steps.size() == kSteps) {
+    ++trace_.dropped;
+    return;
+  }
+  TraceRecord record;
+  record.kind = TraceKind::kStep;
+  record.session = session;
+  record.begin_ns = std::max(step.began_ns, trace_.began_ns);
+  record.end_ns = std::max(step.ended_ns, record.begin_ns);
+  record.bytes = trace_.steps.size();
+  trace_.steps.push_back(step);
+  Add(record);
+}
+
+}  // namespace mlpo
