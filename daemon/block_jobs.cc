@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "daemon/adam/kernel.h"
 #include "daemon/base/client_memory.h"
 #include "proto/abi.h"
 
@@ -21,8 +20,11 @@ BlockJob::BlockJob(Block& block, std::byte* buffer)
       filled_(block.filled),
       first_(block.first),
       count_(block.count),
-      part_bytes_(Scheduler::PartBytes(block.count)) {
-  for (int i = 0; i < 3; ++i) parts_[i] = reinterpret_cast<float*>(buffer + i * part_bytes_);
+      part_bytes_(Scheduler::PartBytes(block.count)),
+      gradient_(buffer),
+      gradient_bytes_(Scheduler::GradientBytes(block.owner->subgroup()->spec, block.count)),
+      kept_as_(block.owner->subgroup()->spec.kept_as.value_or(MLPO_FLOAT32)) {
+  for (int i = 0; i < 3; ++i) parts_[i] = reinterpret_cast<float*>(buffer + gradient_bytes_ + i * part_bytes_);
   pieces = PieceCount(count_, kPieceElements);
 }
 
@@ -43,9 +45,9 @@ UpdateJob::UpdateJob(const Op& op, Block& block, std::byte* buffer)
     : BlockJob(block, buffer),
       segments_(op.segments),
       hyper_(op.request.hyper),
-      grad_dtype_(op.subgroup()->spec.grad_dtype),
+      grad_dtype_(gradient_bytes_ > 0 ? kept_as_ : op.subgroup()->spec.grad_dtype),
       dtype_(op.subgroup()->spec.dtype),
-      grad_(op.subgroup()->spec.grad),
+      grad_(gradient_bytes_ > 0 ? nullptr : op.subgroup()->spec.grad),
       param_(op.subgroup()->spec.param) {}
 
 void UpdateJob::RunPiece(uint32_t piece) {
@@ -70,10 +72,45 @@ void UpdateJob::RunPiece(uint32_t piece) {
     range.v = parts_[2] + at;
     range.grad_dtype = grad_dtype_;
     range.dtype = dtype_;
-    range.grad = segment->kind == MLPO_PIECE_VALUE ? grad_ + from * ElementBytes(grad_dtype_) : nullptr;
+    if (segment->kind == MLPO_PIECE_VALUE)
+      range.grad = grad_ != nullptr ? grad_ + from * ElementBytes(grad_dtype_) : GradientAt(at);
     range.param = param_ + from * ElementBytes(dtype_);
     AdamUpdate(scalars, range);
   }
+}
+
+GradientJob::GradientJob(const Op& op, Block& block, std::byte* buffer)
+    : BlockJob(block, buffer),
+      segments_(op.segments),
+      grad_dtype_(op.subgroup()->spec.grad_dtype),
+      grad_(op.subgroup()->spec.grad) {}
+
+// What no VALUE piece names becomes 0: whatever the buffer held is somebody else's.
+void GradientJob::ZeroTo(uint64_t begin_bytes, uint64_t end_bytes) {
+  std::memset(gradient_ + begin_bytes, 0, end_bytes - begin_bytes);
+}
+
+void GradientJob::RunPiece(uint32_t piece) {
+  const uint64_t begin = first_ + PieceBegin(piece);
+  const uint64_t end = first_ + PieceEnd(piece);
+  const uint64_t size = ElementBytes(kept_as_);
+  uint64_t done = PieceBegin(piece) * size;  // bytes of the gradient
+  auto segment = std::lower_bound(segments_.begin(), segments_.end(), begin,
+                                  [](const Segment& s, uint64_t at) { return s.end <= at; });
+  for (; segment != segments_.end() && segment->first < end; ++segment) {
+    const uint64_t from = std::max(begin, segment->first);
+    const uint64_t count = std::min(end, segment->end) - from;
+    const std::byte* given = grad_ + from * ElementBytes(grad_dtype_);
+    std::byte* kept = GradientAt(from - first_);
+    ZeroTo(done, (from - first_) * size);
+    if (kept_as_ == grad_dtype_) {
+      CopyClientMemory(kept, given, count * size);
+    } else {
+      WidenFrom(grad_dtype_, given, reinterpret_cast<float*>(kept), count);
+    }
+    done = (from - first_ + count) * size;
+  }
+  ZeroTo(done, piece + 1 == pieces ? gradient_bytes_ : PieceEnd(piece) * size);
 }
 
 StateJob::StateJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging)

@@ -1,5 +1,5 @@
 // The scheduler's work as jobs of the worker pool: UPDATE, READ_STATE and WRITE_STATE on one block, pieces of FETCH and
-// FLUSH on one, statistics of a GRAD.
+// FLUSH on one, copies and statistics of a GRAD.
 //
 // A job copies what it needs when it is made; memory it points to (buffer, slot, staging area, the Op's segments) is
 // kept by the scheduler's rules until Finish. Made and finished by the data thread, run by workers.
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "daemon/adam/kernel.h"
 #include "daemon/adam/worker_pool.h"
 #include "daemon/scheduler/block.h"
 #include "daemon/scheduler/scheduler.h"
@@ -32,6 +33,7 @@ class BlockJob : public SchedulerJob {
   // Elements of the block that a piece has: [begin, end).
   uint64_t PieceBegin(uint32_t piece) const { return piece * kPieceElements; }
   uint64_t PieceEnd(uint32_t piece) const;
+  std::byte* GradientAt(uint64_t at) const { return gradient_ + at * ElementBytes(kept_as_); }
   // Zeroes what the buffer does not hold yet; the padding behind each part, too, with the last piece.
   void FillPiece(uint32_t piece);
 
@@ -41,6 +43,24 @@ class BlockJob : public SchedulerJob {
   const uint64_t count_;
   const uint64_t part_bytes_;
   float* parts_[3];  // master, first and second moments
+  // Its gradient, where GRAD copies it.
+  std::byte* const gradient_;
+  const uint64_t gradient_bytes_;  // padded; 0: the gradient stays in the slot
+  const mlpo_dtype kept_as_;
+};
+
+// GRAD's copy of a block whose elements are all covered.
+class GradientJob : public BlockJob {
+ public:
+  GradientJob(const Op& op, Block& block, std::byte* buffer);
+  void RunPiece(uint32_t piece) override;
+
+ private:
+  void ZeroTo(uint64_t begin_bytes, uint64_t end_bytes);
+
+  const std::vector<Segment>& segments_;
+  const mlpo_dtype grad_dtype_;
+  const std::byte* const grad_;
 };
 
 class UpdateJob : public BlockJob {

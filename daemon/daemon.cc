@@ -264,6 +264,7 @@ Status Daemon::OpenSockets(const std::string& socket) {
   options.block_elements = config_.memory.block_elements;
   options.arenas_limit_bytes = arenas_limit_bytes_;
   options.max_sessions = config_.daemon.max_sessions;
+  options.flush_gradients = config_.scheduler.gradients == "flushed";
   options.group = config_.daemon.group;
   UniqueFd listener(::fcntl(socket_.fd(), F_DUPFD_CLOEXEC, 0));
   if (!listener) return Status::Errno(errno, "duplicating the session socket");
@@ -555,11 +556,15 @@ void Daemon::MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, u
   });
 }
 
+uint32_t Daemon::BlockCount(const SubgroupSpec& spec) const {
+  return Scheduler::BlockCount(spec, config_.memory.block_elements);
+}
+
 void Daemon::PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
                             std::function<void(Status)> done) {
   std::shared_ptr<Storage>& storage = storages_[identity.id];
   if (!storage) storage = std::make_shared<Storage>();
-  const uint64_t blocks = Scheduler::BlockCount(spec.numel, config_.memory.block_elements);
+  const uint64_t blocks = BlockCount(spec);
   PostHousekeeping([this, storage, identity, blocks, done = std::move(done)] {
     Status status = Reserve(*storage, identity, blocks);
     PostMain([done, status] { done(status); });

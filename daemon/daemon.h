@@ -105,6 +105,7 @@ class Daemon : public SessionHost {
 
   // SessionHost
   void SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas> areas) override;
+  uint32_t BlockCount(const SubgroupSpec& spec) const override;
   void PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
                       std::function<void(Status)> done) override;
   void AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,

@@ -384,6 +384,8 @@ void DataLoop::StartBlockWork(const Op& op, Block& block) {
   std::unique_ptr<SchedulerJob> job;
   if (op.kind() == MLPO_OP_UPDATE) {
     job = std::make_unique<UpdateJob>(op, block, buffer);
+  } else if (op.kind() == MLPO_OP_GRAD) {
+    job = std::make_unique<GradientJob>(op, block, buffer);
   } else if (op.object() != nullptr) {
     job = std::make_unique<ObjectJob>(op, block, buffer, staging_.at(op.request.session));
   } else {

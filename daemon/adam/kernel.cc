@@ -240,6 +240,34 @@ void RoundTo(mlpo_dtype dtype, const float* from, void* to, size_t n) {
   MLPO_CHECK(!"known dtype");
 }
 
+// ---- widening alone
+
+template <int kType>
+void WidenFromType(const void* from, float* to, size_t n) {
+  const FloatTag d;
+  const auto* in = static_cast<const std::byte*>(from);
+  size_t i = 0;
+  for (; n - i >= kLanes; i += kLanes) hn::StoreU(LoadElements<kType>(d, in + i * BytesOf(kType)), d, to + i);
+  if (i == n) return;
+  HWY_ALIGN std::byte narrow[4 * kLanes] = {};
+  HWY_ALIGN float wide[kLanes];
+  memcpy(narrow, in + i * BytesOf(kType), (n - i) * BytesOf(kType));
+  hn::Store(LoadElements<kType>(d, narrow), d, wide);
+  memcpy(to + i, wide, (n - i) * 4);
+}
+
+void WidenFrom(mlpo_dtype dtype, const void* from, float* to, size_t n) {
+  switch (dtype) {
+    case MLPO_FLOAT32:
+      return WidenFromType<MLPO_FLOAT32>(from, to, n);
+    case MLPO_FLOAT16:
+      return WidenFromType<MLPO_FLOAT16>(from, to, n);
+    case MLPO_BFLOAT16:
+      return WidenFromType<MLPO_BFLOAT16>(from, to, n);
+  }
+  MLPO_CHECK(!"known dtype");
+}
+
 constexpr const char* TargetName() {
 #if HWY_ARCH_X86
   if (HWY_TARGET < HWY_AVX2) return "avx512";  // a lower bit is a better set: AVX3 and what came after it
@@ -252,7 +280,7 @@ constexpr const char* TargetName() {
 }
 
 const Kernels* TargetKernels() {
-  static constexpr Kernels kKernels = {TargetName(), Adam, AddSquares, RoundTo};
+  static constexpr Kernels kKernels = {TargetName(), Adam, AddSquares, RoundTo, WidenFrom};
   return &kKernels;
 }
 

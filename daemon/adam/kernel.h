@@ -11,7 +11,7 @@
 // tests compare with. Callers run with FTZ and DAZ off and round to nearest, as WorkerPool's threads do.
 //
 // Threads: all functions are thread-safe; SetTarget is called once, before others. AdamUpdate, AccumulateStats,
-// ReduceLanes and RoundTo do not allocate.
+// ReduceLanes, RoundTo and WidenFrom do not allocate.
 #pragma once
 
 #include <cstddef>
@@ -73,6 +73,8 @@ double ReduceLanes(const StatLanes& lanes);
 
 // FP32 to dtype, to nearest even, NaN stays NaN (quieted, sign and upper payload kept).
 void RoundTo(mlpo_dtype dtype, const float* from, void* to, size_t n);
+// The other way, exact; whether a NaN is quieted on the way is the instruction set's.
+void WidenFrom(mlpo_dtype dtype, const void* from, float* to, size_t n);
 
 // auto, scalar, avx2, avx512, or another name that RunnableTargets gives. ENOTSUP, naming what the CPU has, if it lacks
 // the set; EINVAL if there is no such name.

@@ -16,6 +16,7 @@ struct Kernels {
   // Adds to lane[0..MLPO_STAT_LANES); position is that of the first element in its chunk.
   void (*add_squares)(const void* grad, mlpo_dtype dtype, size_t position, size_t n, double* lane);
   void (*round_to)(mlpo_dtype dtype, const float* from, void* to, size_t n);
+  void (*widen_from)(mlpo_dtype dtype, const void* from, float* to, size_t n);
 };
 
 const Kernels& ScalarKernels();

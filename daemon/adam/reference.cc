@@ -137,12 +137,17 @@ void RoundTo(mlpo_dtype dtype, const float* from, void* to, size_t n) {
   for (size_t i = 0; i < n; ++i) StoreElement(to, dtype, i, LoadFloat(from, i));
 }
 
+void WidenFrom(mlpo_dtype dtype, const void* from, float* to, size_t n) {
+  for (size_t i = 0; i < n; ++i) StoreElement(to, MLPO_FLOAT32, i, LoadElement(from, dtype, i));
+}
+
 }  // namespace mlpo::reference
 
 namespace mlpo {
 
 const Kernels& ScalarKernels() {
-  static constexpr Kernels kKernels = {"scalar", reference::Adam, reference::AddSquares, reference::RoundTo};
+  static constexpr Kernels kKernels = {"scalar", reference::Adam, reference::AddSquares, reference::RoundTo,
+                                       reference::WidenFrom};
   return kKernels;
 }
 

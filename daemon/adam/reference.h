@@ -23,5 +23,6 @@ void StoreElement(void* array, mlpo_dtype dtype, size_t index, float value);
 void Adam(const AdamScalars& scalars, const AdamRange& range);
 void AddSquares(const void* grad, mlpo_dtype dtype, size_t position, size_t n, double* lane);
 void RoundTo(mlpo_dtype dtype, const float* from, void* to, size_t n);
+void WidenFrom(mlpo_dtype dtype, const void* from, float* to, size_t n);
 
 }  // namespace mlpo::reference

@@ -86,4 +86,6 @@ double ReduceLanes(const StatLanes& lanes) {
 
 void RoundTo(mlpo_dtype dtype, const float* from, void* to, size_t n) { Active().round_to(dtype, from, to, n); }
 
+void WidenFrom(mlpo_dtype dtype, const void* from, float* to, size_t n) { Active().widen_from(dtype, from, to, n); }
+
 }  // namespace mlpo

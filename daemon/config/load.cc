@@ -45,6 +45,7 @@ class Loader {
   void TakeFile(const std::string& name, const std::string& text);
   void Set(const std::string& key, const RawValue& raw, const std::string& origin, const std::string& shown_as);
   void CheckPool();
+  void CheckGradients();
   void FillNode();
   void Problem(std::string text) { problems_.push_back(std::move(text)); }
 
@@ -163,6 +164,14 @@ void Loader::CheckPool() {
           FormatSize(needed) + " (or make memory.block smaller)");
 }
 
+// The smallest block keeps no gradient: nothing of its buffer's three pages is left.
+void Loader::CheckGradients() {
+  constexpr uint64_t kLeast = 2048;
+  if (config_.scheduler.gradients != "flushed" || config_.memory.block_elements >= kLeast) return;
+  Problem(config_.origins["scheduler.gradients"] + ": scheduler.gradients \"flushed\" needs a memory.block of at least " +
+          FormatCount(kLeast) + ", not " + FormatCount(config_.memory.block_elements));
+}
+
 void Loader::FillNode() {
   if (!config_.daemon.node.empty()) return;
   std::vector<char> host(256, '\0');
@@ -178,6 +187,7 @@ void Loader::FillNode() {
 void Loader::Finish(bool paths_needed) {
   paths_.Finish(&config_);
   CheckPool();
+  CheckGradients();
   FillNode();
   if (paths_needed && config_.paths.empty() && problems_.empty()) Problem(kNoPath);
 }

@@ -52,12 +52,14 @@ ThreadQueue::~ThreadQueue() {
 }
 
 void ThreadQueue::Submit(const Transfer& transfer) {
-  MLPO_CHECK(transfer.buffer < pool_->count() && transfer.bytes <= pool_->buffer_bytes());
+  MLPO_CHECK(transfer.buffer < pool_->count() && transfer.buffer_offset <= pool_->buffer_bytes() &&
+             transfer.bytes <= pool_->buffer_bytes() - transfer.buffer_offset);
   MLPO_CHECK(transfer.offset >= Path::kFileHeaderBytes);
   std::optional<TransferResult> ended;
   {
     std::lock_guard lock(mutex_);
-    ended = table_.Add(transfer, path_->descriptor(transfer.file), pool_->data(transfer.buffer), NowNs());
+    ended = table_.Add(transfer, path_->descriptor(transfer.file), pool_->data(transfer.buffer) + transfer.buffer_offset,
+                       NowNs());
   }
   if (ended) {
     results_->Put(*ended);

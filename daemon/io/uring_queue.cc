@@ -108,7 +108,8 @@ UringQueue::~UringQueue() {
 }
 
 void UringQueue::Submit(const Transfer& transfer) {
-  MLPO_CHECK(transfer.buffer < pool_->count() && transfer.bytes <= pool_->buffer_bytes());
+  MLPO_CHECK(transfer.buffer < pool_->count() && transfer.buffer_offset <= pool_->buffer_bytes() &&
+             transfer.bytes <= pool_->buffer_bytes() - transfer.buffer_offset);
   MLPO_CHECK(transfer.offset >= Path::kFileHeaderBytes);
   inbox_.Put(transfer);
 }
@@ -245,7 +246,8 @@ void UringQueue::TakeInbox() {
   for (const Message& message : taken_) {
     if (const auto* transfer = std::get_if<Transfer>(&message)) {
       const std::optional<TransferResult> ended =
-          table_.Add(*transfer, path_->descriptor(transfer->file), pool_->data(transfer->buffer), NowNs());
+          table_.Add(*transfer, path_->descriptor(transfer->file),
+                     pool_->data(transfer->buffer) + transfer->buffer_offset, NowNs());
       if (ended) results_->Put(*ended);
     } else if (const auto* grown = std::get_if<NewPiece>(&message)) {
       AddPiece(grown->piece);

@@ -39,6 +39,8 @@ enum class BlockState : uint8_t {
 // Parts of a block's buffer or content.
 inline constexpr uint8_t kPartMaster = 1;
 inline constexpr uint8_t kPartMoments = 2;  // both
+inline constexpr uint8_t kPartState = kPartMaster | kPartMoments;
+inline constexpr uint8_t kPartGradient = 4;  // of the open window, where GRAD copies it (SubgroupSpec::kept_as)
 
 struct Extent {
   PathIndex path = kNone;
@@ -52,8 +54,9 @@ struct Block {
   BlockState state = BlockState::kAway;
   uint8_t nonzero = 0;  // parts whose content is not known to be all zero; only these are ever read or written
   uint8_t filled = 0;   // parts that the buffer holds; workers zero the others first
-  bool dirty = false;   // kWorking: becomes kDirty rather than kClean if the work only reads
   bool ahead = false;   // fetched before anybody asked, and not used since
+  bool grad_saved = false;  // the extent has the gradient
+  bool lone_grad = false;   // its buffer has the gradient only, which is nowhere else; its state is in its extent
   uint64_t first = 0;   // element of the subgroup, or byte of the object
   uint64_t count = 0;
   uint32_t epoch = 0;   // of its last update
@@ -88,9 +91,10 @@ struct Op {
   uint32_t active = 0;                       // of these, being fetched or worked on
   bool updated_any = false;                  // UPDATE: a block of it has been updated
   Failure failure;                           // the first
-  std::vector<Segment> segments;             // UPDATE; in ascending order, SKIP left out
+  std::vector<Segment> segments;             // UPDATE: in ascending order, SKIP left out; GRAD: VALUE to be copied
   StatWork stats;                            // GRAD
   std::shared_ptr<Window::Results> results;  // GRAD: where its chunks' statistics go
+  bool stats_running = false;                // GRAD that is in the queue
   bool begun = false;
 
   uint16_t kind() const { return request.submission.op; }
@@ -132,6 +136,8 @@ struct Subgroup : BlockOwner {
   PathIndex home = kNone;  // policy kProportional: the path that all its blocks go to
   uint32_t epoch = 0;
   uint32_t grads_running = 0;  // of the open window
+  Failure grad_lost;           // why a gradient of the open window could not be kept
+  bool update_queued = false;  // there is never more than one
   bool params_valid = false;   // the slot holds the last update's parameters
   bool torn = false;
   mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
@@ -139,7 +145,8 @@ struct Subgroup : BlockOwner {
   Coverage torn_written;  // what WRITE_STATE has written since
   SubgroupSteps steps;
   int64_t window_ns = 0;                   // when its window began; 0: there is none
-  std::vector<std::unique_ptr<Op>> grads;  // that workers have
+  std::vector<std::unique_ptr<Op>> grads;  // that workers have; those of gradients that are kept are in the queue
+  std::vector<uint64_t> covered;           // kept gradients: elements of each block that pieces name
 };
 
 }  // namespace mlpo

@@ -8,10 +8,31 @@
 
 namespace mlpo {
 
-uint64_t Scheduler::PartBytes(uint64_t elements) { return (elements * 4 + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN; }
+namespace {
 
-uint32_t Scheduler::BlockCount(uint64_t numel, uint64_t block_elements) {
-  return static_cast<uint32_t>((numel + block_elements - 1) / block_elements);
+uint64_t Padded(uint64_t bytes) { return (bytes + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN; }
+
+}  // namespace
+
+uint64_t Scheduler::PartBytes(uint64_t elements) { return Padded(elements * 4); }
+
+uint64_t Scheduler::GradientBytes(const SubgroupSpec& spec, uint64_t elements) {
+  return !spec.kept_as ? 0 : Padded(elements * (*spec.kept_as == MLPO_FLOAT32 ? 4 : 2));
+}
+
+uint64_t Scheduler::BlockElements(const SubgroupSpec& spec, uint64_t block_elements) {
+  if (!spec.kept_as) return block_elements;
+  const uint64_t step = MLPO_ALIGN / 4;
+  uint64_t elements = block_elements / step * step;
+  while (elements > 0 && GradientBytes(spec, elements) + BufferBytes(elements) > BufferBytes(block_elements)) {
+    elements -= step;
+  }
+  return elements;
+}
+
+uint32_t Scheduler::BlockCount(const SubgroupSpec& spec, uint64_t block_elements) {
+  const uint64_t most = BlockElements(spec, block_elements);
+  return static_cast<uint32_t>((spec.numel + most - 1) / most);
 }
 
 Scheduler::Scheduler(Options options, SchedulerActions* actions)
@@ -67,6 +88,7 @@ void Scheduler::SetPath(PathIndex path, const PathParameters& parameters) {
 Scheduler::~Scheduler() {
   clean_.clear();
   clean_ahead_.clear();
+  for (PathState& path : paths_) path.lone_grads.clear();
   for (auto& [id, session] : sessions_) {
     session->dirty.clear();
     for (BlockList& list : session->away) list.clear();
@@ -124,7 +146,7 @@ void Scheduler::AddSubgroup(SessionId id, SubgroupSpec spec) {
   MLPO_CHECK(session != nullptr && session->files.size() == paths_.size());
   auto subgroup = std::make_unique<Subgroup>(session, std::move(spec));
   const uint64_t numel = subgroup->spec.numel;
-  const uint32_t blocks = BlockCount(numel, options_.block_elements);
+  const uint32_t blocks = BlockCount(subgroup->spec, options_.block_elements);
   subgroup->blocks.resize(blocks);
   uint64_t first = 0;
   for (uint32_t i = 0; i < blocks; ++i) {
@@ -135,6 +157,7 @@ void Scheduler::AddSubgroup(SessionId id, SubgroupSpec spec) {
     block.count = numel / blocks + (i < numel % blocks);
     first += block.count;
   }
+  if (subgroup->spec.kept_as) subgroup->covered.resize(blocks);
   subgroup->torn_written = Coverage(numel);
   session->parameters += numel;
   if (options_.policy == Policy::kProportional) subgroup->home = ChooseHome(*session, numel);
@@ -233,6 +256,7 @@ void Scheduler::Fill(PoolSnapshot* pool) const {
   pool->cached_blocks = free_.added() - free_.size();
   pool->dirty_blocks = flushing_;
   for (const auto& [id, session] : sessions_) pool->dirty_blocks += session->dirty.size();
+  for (const PathState& path : paths_) pool->dirty_blocks += path.lone_grads.size();
 }
 
 void Scheduler::Fill(StepTotals* steps, int64_t* workers_busy_ns, int64_t now_ns) const {

@@ -147,8 +147,12 @@ class Scheduler {
   // MLPO_ALIGN.
   static uint64_t PartBytes(uint64_t elements);
   static uint64_t BufferBytes(uint64_t block_elements) { return 3 * PartBytes(block_elements); }
-  // How a subgroup of n elements is cut: nearly equal blocks of at most block_elements.
-  static uint32_t BlockCount(uint64_t numel, uint64_t block_elements);
+  // Of a block's gradient, where GRAD copies it: it lies in front of the state, in buffer and extent. 0 elsewhere.
+  static uint64_t GradientBytes(const SubgroupSpec& spec, uint64_t elements);
+  // How a subgroup is cut: nearly equal blocks of at most so many elements that state and kept gradient fit a buffer; 0
+  // if not even the smallest block's do.
+  static uint64_t BlockElements(const SubgroupSpec& spec, uint64_t block_elements);
+  static uint32_t BlockCount(const SubgroupSpec& spec, uint64_t block_elements);
 
  private:
   struct PathState {
@@ -157,6 +161,9 @@ class Scheduler {
     uint32_t ahead = 0;           // subgroups' blocks that were read from it before anybody asked, and are
     uint64_t pending_bytes = 0;   // that operations wait to have read
     uint64_t extent_bytes = 0;    // of all sessions' extents in use
+    uint32_t lone = 0;            // buffers with Block::lone_grad whose state is here
+    BlockList lone_grads;         // of these, the ones that are dirty
+    int64_t rescue_again_ns = 0;  // their states are not read before this time
     int write_error = 0;          // of the last write, 0 after a success
     int64_t write_again_ns = 0;   // no writes before this time
     uint32_t write_failures = 0;  // in a row
@@ -171,6 +178,7 @@ class Scheduler {
     Transfer transfer;
     Block* block = nullptr;
     Extent extent;
+    uint8_t parts = 0;
   };
 
   void SetLowWater();
@@ -200,10 +208,23 @@ class Scheduler {
   std::unique_ptr<Op> TakeFront(BlockOwner& owner);
   void EndFront(BlockOwner& owner);
   void EndUpdate(Op& op, Completion* completion);
+  void AnswerGrad(const Op& op, Failure failure);
   void EndWrite(Op& op);
   void FailOp(Op& op, Failure failure);
   void BlockDone(Op& op);
   void Answer(const Request& request, Failure failure, uint64_t value = 0, uint32_t flags = 0, uint32_t detail = 0);
+  // Gradients that are kept: scheduler_grads.cc
+  void QueueGrad(Subgroup& subgroup, std::unique_ptr<Op> op);
+  Failure BeginGrad(Op& op);
+  void EndGrad(Op& op);
+  void GradientCopied(const Op& op, Block& block);
+  void ClearWindow(Subgroup& subgroup);
+  void DropGradient(Block& block);
+  void FetchState(Op& op, Block& block);
+  void BeLone(Block& block);
+  void LeaveLone(Block& block);
+  bool FlushGradient(Block& block);
+  void PumpGradients();
   // Named objects: scheduler_objects.cc
   void SubmitObject(Session& session, const Request& request);
   void Open(Session& session, const Request& request);
@@ -226,7 +247,10 @@ class Scheduler {
   // Blocks: scheduler_blocks.cc
   void WantBlock(Op& op, Block& block);
   static StepBook::Found WhereFound(const Block& block);
-  bool NeedsOldContent(const Block& block) const;
+  uint8_t Missing(const Block& block) const;
+  static bool Unsaved(const Block& block);
+  size_t PendingQueue(const Block& block) const;
+  static uint64_t PendingBytes(const Block& block);
   void StartWork(Block& block);
   void MakePending(Block& block);
   void RemovePending(Block& block);
@@ -236,6 +260,7 @@ class Scheduler {
   BlockList& ListOf(Block& block);
   void LeaveLists(Block& block);
   void DropBuffer(Block& block);
+  void GiveExtent(Session& session, const Extent& extent);
   void ReleaseExtent(Block& block);
   bool HasBuffer() const;
   bool TakeBuffer(int node, BufferIndex* buffer);
@@ -246,7 +271,11 @@ class Scheduler {
   void MaybeGone(BlockOwner& owner);
   void MaybeGone(Session& session);
   static uint64_t ContentBytes(const Block& block);
-  static uint64_t TransferBytes(const Block& block);
+  struct Span {
+    uint64_t first = 0;  // bytes of the buffer, and of the extent
+    uint64_t bytes = 0;
+  };
+  static Span SpanOf(const Block& block, uint8_t parts);
   uint64_t ExtentBytes(const Block& block) const;
   // Movement: scheduler_pump.cc
   void Pump();
@@ -260,7 +289,8 @@ class Scheduler {
   int64_t NextUse(const Block& block) const;
   bool IsAboutToBeUsed(const Block& block) const;
   PathIndex ChooseReadPath() const;
-  void Move(Block& block, Direction direction, Extent extent);
+  void Move(Block& block, Direction direction, Extent extent, uint8_t parts);
+  void StartWrite(Block& block, Extent extent, uint8_t parts);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);
   bool FlushOne(Block& victim);

@@ -20,6 +20,7 @@ void Scheduler::WantBlock(Op& op, Block& block) {
       break;
     case BlockState::kClean:
     case BlockState::kDirty:
+      if (Missing(block) != 0) return FetchState(op, block);
       ++op.active;
       StartWork(block);
       break;
@@ -32,48 +33,66 @@ void Scheduler::WantBlock(Op& op, Block& block) {
 
 StepBook::Found Scheduler::WhereFound(const Block& block) {
   if (block.ahead) return StepBook::Found::kPrefetched;
-  if (block.state != BlockState::kAway) return StepBook::Found::kCached;
+  const bool alone = block.filled == kPartGradient && block.nonzero & kPartState;  // a gradient without its state
+  if (block.state != BlockState::kAway && !alone) return StepBook::Found::kCached;
   return block.nonzero != 0 ? StepBook::Found::kAway : StepBook::Found::kZero;
 }
 
-// Whether the wanted operation needs what the block held before.
-bool Scheduler::NeedsOldContent(const Block& block) const {
-  if (block.nonzero == 0) return false;
+// What the wanted operation needs of what the block held before, and the buffer does not hold.
+uint8_t Scheduler::Missing(const Block& block) const {
+  const uint8_t missing = block.nonzero & ~block.filled;
   const mlpo_submission& submission = block.want->request.submission;
-  if (block.want->kind() != MLPO_OP_WRITE_STATE) return true;  // of FLUSH, too: its pieces follow each other
+  if (missing == 0 || block.want->kind() == MLPO_OP_GRAD) return 0;
+  if (block.want->kind() != MLPO_OP_WRITE_STATE) return missing;  // of FLUSH, too: its pieces follow each other
   const bool whole =
       submission.first <= block.first && block.first + block.count <= submission.first + submission.count;
   const bool moments =
       !(block.nonzero & kPartMoments) || (submission.arg & MLPO_PART_EXP_AVG && submission.arg & MLPO_PART_EXP_AVG_SQ);
-  return !(whole && moments && submission.arg & MLPO_PART_MASTER);
+  return whole && moments && submission.arg & MLPO_PART_MASTER ? missing & kPartGradient : missing;
+}
+
+// Whether the buffer holds what no extent does.
+bool Scheduler::Unsaved(const Block& block) {
+  return (block.nonzero & kPartState && block.extent.path == kNone) ||
+         (block.nonzero & kPartGradient && !block.grad_saved);
+}
+
+// The path to read from, or the last one. A gradient that gets a buffer while its state is on a path stands in that
+// path's queue, too: until it is written there, the buffer is the path's.
+size_t Scheduler::PendingQueue(const Block& block) const {
+  const bool lone = block.want->kind() == MLPO_OP_GRAD && block.nonzero & kPartState;
+  return lone || Missing(block) != 0 ? block.extent.path : paths_.size();
+}
+
+uint64_t Scheduler::PendingBytes(const Block& block) {
+  return block.want->kind() == MLPO_OP_GRAD ? SpanOf(block, kPartGradient).bytes : ContentBytes(block);
 }
 
 void Scheduler::MakePending(Block& block) {
   Session& session = *block.owner->session;
-  const bool read = NeedsOldContent(block);
-  const size_t queue = read ? block.extent.path : paths_.size();
+  const size_t queue = PendingQueue(block);
   LeaveLists(block);
   session.pending[queue].insert(block);
-  fair_share_.Wait(session, queue, ContentBytes(block));
+  fair_share_.Wait(session, queue, PendingBytes(block));
   steps_.BlockWaits(session.steps);
   ++pending_;
-  if (read) paths_[queue].pending_bytes += ContentBytes(block);
+  if (queue < paths_.size()) paths_[queue].pending_bytes += PendingBytes(block);
 }
 
 void Scheduler::RemovePending(Block& block) {
   Session& session = *block.owner->session;
-  const bool read = NeedsOldContent(block);
-  const size_t queue = read ? block.extent.path : paths_.size();
+  const size_t queue = PendingQueue(block);
   session.pending[queue].erase(session.pending[queue].iterator_to(block));
   steps_.BlockWaitsNoMore(session.steps);
   --pending_;
-  fair_share_.Leave(session, ContentBytes(block));
-  if (read) paths_[queue].pending_bytes -= ContentBytes(block);
+  fair_share_.Leave(session, PendingBytes(block));
+  if (queue < paths_.size()) paths_[queue].pending_bytes -= PendingBytes(block);
 }
 
 void Scheduler::StartWork(Block& block) {
-  block.dirty = block.state == BlockState::kDirty;
   LeaveLists(block);
+  const bool alone = (block.nonzero & ~block.filled & kPartState) != 0;
+  if (block.want->kind() == MLPO_OP_GRAD && alone && !block.lone_grad) BeLone(block);
   block.state = BlockState::kWorking;
   SetAhead(block, false);
   ++working_;
@@ -92,18 +111,22 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
   LetGo(block);
   --session.in_flight;
   block.want = nullptr;
-  block.filled = kPartMaster | kPartMoments;
-  block.used_ns = now_ns;
+  if (op.kind() != MLPO_OP_GRAD) {
+    block.filled |= kPartState;
+    block.used_ns = now_ns;
+  }
   if (block.owner->ending) {
     DropBuffer(block);
     MaybeGone(*block.owner);
     return Pump();
   }
-  if (op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH) {
-    block.dirty = true;
+  if (op.kind() == MLPO_OP_GRAD) {
+    GradientCopied(op, block);
+  } else if (op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH) {
+    LeaveLone(block);
     ReleaseExtent(block);
     if (op.kind() == MLPO_OP_UPDATE) {
-      block.nonzero = kPartMaster | kPartMoments;
+      block.nonzero = block.filled = kPartState;  // the gradient is used up
       block.epoch = op.request.submission.epoch;
       op.updated_any = true;
     } else if (op.kind() == MLPO_OP_FLUSH) {
@@ -122,15 +145,15 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
 
 // Into the list of dirty or clean blocks, where its buffer can be had.
 void Scheduler::SettleInMemory(Block& block) {
-  block.state = block.dirty ? BlockState::kDirty : BlockState::kClean;
+  block.state = Unsaved(block) ? BlockState::kDirty : BlockState::kClean;
+  if (block.filled == 0) return DropBuffer(block);  // it was there for a gradient that has been discarded
   const Object* object = block.owner->object();
   if (object != nullptr && object->handles == 0) SetAhead(block, false);  // as ForgetAhead
+  const bool last = block.state == BlockState::kDirty
+                        ? IsGrowing(block) || block.nonzero & kPartGradient  // whose state is wanted before others'
+                        : (block.nonzero & ~block.filled) != 0;              // a gradient alone, which is written
   BlockList& list = ListOf(block);
-  if (block.dirty && IsGrowing(block)) {
-    list.push_front(block);  // flushed last
-  } else {
-    list.push_back(block);
-  }
+  last ? list.push_front(block) : list.push_back(block);
 }
 
 // Its next use can be foreseen if it was updated before.
@@ -140,7 +163,8 @@ void Scheduler::SettleAway(Block& block) {
 
 BlockList& Scheduler::ListOf(Block& block) {
   if (block.state == BlockState::kAway) return block.owner->session->away[block.extent.path];
-  if (block.state == BlockState::kDirty) return block.owner->session->dirty;
+  if (block.state == BlockState::kDirty)
+    return block.lone_grad ? paths_[block.extent.path].lone_grads : block.owner->session->dirty;
   return block.ahead ? clean_ahead_ : clean_;
 }
 
@@ -160,6 +184,7 @@ void Scheduler::SetAhead(Block& block, bool ahead) {
 
 void Scheduler::DropBuffer(Block& block) {
   LeaveLists(block);
+  LeaveLone(block);
   free_.Give(block.buffer);
   block.buffer = kNone;
   block.filled = 0;
@@ -168,11 +193,16 @@ void Scheduler::DropBuffer(Block& block) {
   if (block.want == nullptr) SettleAway(block);
 }
 
+void Scheduler::GiveExtent(Session& session, const Extent& extent) {
+  session.extents[extent.path].Give(extent.offset, extent.bytes);
+  paths_[extent.path].extent_bytes -= extent.bytes;
+}
+
 void Scheduler::ReleaseExtent(Block& block) {
   if (block.extent.path == kNone) return;
-  block.owner->session->extents[block.extent.path].Give(block.extent.offset, block.extent.bytes);
-  paths_[block.extent.path].extent_bytes -= block.extent.bytes;
+  GiveExtent(*block.owner->session, block.extent);
   block.extent = Extent{};
+  block.grad_saved = false;
 }
 
 // A transfer of the block, or work on it: its owner stays until it has ended.
@@ -188,14 +218,20 @@ void Scheduler::LetGo(Block& block) {
 
 // What a block holds at most.
 uint64_t Scheduler::ContentBytes(const Block& block) {
-  if (block.owner->object() == nullptr) return BufferBytes(block.count);
+  if (const Subgroup* subgroup = block.owner->subgroup()) {
+    return BufferBytes(block.count) + GradientBytes(subgroup->spec, block.count);
+  }
   return (block.count + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN;
 }
 
-// Of these, what is not known to be zero.
-uint64_t Scheduler::TransferBytes(const Block& block) {
-  if (block.owner->object() != nullptr) return ContentBytes(block);
-  return PartBytes(block.count) * (block.nonzero & kPartMoments ? 3 : 1);
+// Where parts lie: the gradient, the master parameters, both moments. What is transferred is one span.
+Scheduler::Span Scheduler::SpanOf(const Block& block, uint8_t parts) {
+  const Subgroup* subgroup = block.owner->subgroup();
+  if (subgroup == nullptr) return {0, ContentBytes(block)};
+  const uint64_t gradient = GradientBytes(subgroup->spec, block.count);
+  const uint64_t first = parts & kPartGradient ? 0 : gradient;
+  const uint64_t state = parts & kPartMoments ? 3 : parts & kPartMaster ? 1 : 0;
+  return {first, gradient + state * PartBytes(block.count) - first};
 }
 
 // Those of subgroups are of one size.

@@ -16,14 +16,9 @@ Failure Fail(int status, std::string text) {
   return failure;
 }
 
-bool UpdateQueued(const Subgroup& subgroup) {
-  return std::any_of(subgroup.queue.begin(), subgroup.queue.end(),
-                     [](const auto& op) { return op->kind() == MLPO_OP_UPDATE; });
-}
-
 // What everything that changes a window or uses a gradient is refused with.
 Failure CheckSlot(const Subgroup& subgroup) {
-  if (UpdateQueued(subgroup)) return Fail(MLPO_E_SLOT_BUSY, "an UPDATE of " + subgroup.Name() + " has not ended");
+  if (subgroup.update_queued) return Fail(MLPO_E_SLOT_BUSY, "an UPDATE of " + subgroup.Name() + " has not ended");
   if (subgroup.torn) {
     return Fail(MLPO_E_TORN, subgroup.Name() + " is partly at epoch " + std::to_string(subgroup.epoch + 1) +
                                  ": repeat the identical UPDATE, or write all of its state");
@@ -38,7 +33,7 @@ Failure CheckEpoch(const Subgroup& subgroup, uint32_t epoch) {
 }
 
 uint32_t SlotState(const Subgroup& subgroup) {
-  if (UpdateQueued(subgroup)) return MLPO_SLOT_BUSY;
+  if (subgroup.update_queued) return MLPO_SLOT_BUSY;
   if (subgroup.torn) return MLPO_SLOT_TORN;
   if (subgroup.window.complete() && subgroup.grads_running == 0 && subgroup.window.begun()) return MLPO_SLOT_GRAD;
   return subgroup.params_valid && !subgroup.window.begun() ? MLPO_SLOT_PARAM : MLPO_SLOT_OPEN;
@@ -90,6 +85,7 @@ void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   auto op = std::make_unique<Op>();
   Failure failure = CheckSlot(subgroup);
   if (failure.status == 0) failure = CheckEpoch(subgroup, submission.epoch);
+  if (failure.status == 0) failure = subgroup.grad_lost;
   if (failure.status == 0) {
     failure = subgroup.window.AddPiece(submission.first, submission.count, submission.arg, &op->stats);
   }
@@ -98,6 +94,7 @@ void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   op->session = subgroup.session;
   op->owner = &subgroup;
   op->results = subgroup.window.results();
+  if (subgroup.spec.kept_as) return QueueGrad(subgroup, std::move(op));
   ++ops_;
   ++subgroup.session->unanswered;
   ++subgroup.session->in_flight;
@@ -117,22 +114,34 @@ void Scheduler::StatsDone(Op* op, int64_t now_ns) {
   Subgroup& subgroup = *op->subgroup();
   --session.in_flight;
   steps_.GradEnds(session.steps);
+  if (subgroup.spec.kept_as) {
+    op->stats_running = false;
+    if (session.ending) return MaybeGone(session);
+    if (op->begun) BlockDone(*op);
+    return Pump();
+  }
   auto place = std::find_if(subgroup.grads.begin(), subgroup.grads.end(), [&](const auto& g) { return g.get() == op; });
   std::unique_ptr<Op> done = std::move(*place);
   subgroup.grads.erase(place);
   if (session.ending) return MaybeGone(session);
   --ops_;
   --session.unanswered;
-  if (done->results != subgroup.window.results()) {
-    return Answer(done->request, Fail(-ECANCELED, "the window was discarded before this gradient was looked at"));
-  }
-  --subgroup.grads_running;
-  const bool complete = subgroup.window.complete() && subgroup.grads_running == 0;
-  const Window::ChunkResult sum = complete ? subgroup.window.Total() : Window::Sum(*done->results, done->stats);
-  Answer(done->request, {}, Bits(sum.sum_of_squares),
-         (sum.all_finite ? MLPO_COMPLETION_ALL_FINITE : 0) | (complete ? MLPO_COMPLETION_WINDOW_COMPLETE : 0));
+  AnswerGrad(*done, {});
   RunQueue(subgroup);
   Pump();
+}
+
+void Scheduler::AnswerGrad(const Op& op, Failure failure) {
+  Subgroup& subgroup = *op.subgroup();
+  if (op.results != subgroup.window.results()) {
+    return Answer(op.request, Fail(-ECANCELED, "the window was discarded before this gradient was looked at"));
+  }
+  --subgroup.grads_running;
+  if (failure.status != 0) return Answer(op.request, std::move(failure));
+  const bool complete = subgroup.window.complete() && subgroup.grads_running == 0;
+  const Window::ChunkResult sum = complete ? subgroup.window.Total() : Window::Sum(*op.results, op.stats);
+  Answer(op.request, {}, Bits(sum.sum_of_squares),
+         (sum.all_finite ? MLPO_COMPLETION_ALL_FINITE : 0) | (complete ? MLPO_COMPLETION_WINDOW_COMPLETE : 0));
 }
 
 void Scheduler::SubmitDiscard(Session& session, const Request& request) {
@@ -144,9 +153,7 @@ void Scheduler::SubmitDiscard(Session& session, const Request& request) {
   }
   for (auto& [handle, subgroup] : session.subgroups) {
     if (!all && handle != request.submission.subgroup) continue;
-    subgroup->window.Clear();
-    subgroup->window_ns = 0;
-    subgroup->grads_running = 0;
+    ClearWindow(*subgroup);
   }
   if (request.submission.arg == MLPO_DISCARD_OVERFLOW) ++session.skipped_steps;
   const bool windows = std::any_of(session.subgroups.begin(), session.subgroups.end(),
@@ -156,7 +163,7 @@ void Scheduler::SubmitDiscard(Session& session, const Request& request) {
 }
 
 Failure Scheduler::CheckUpdate(const Subgroup& subgroup, const Request& request) const {
-  if (UpdateQueued(subgroup)) return CheckSlot(subgroup);
+  if (subgroup.update_queued) return CheckSlot(subgroup);
   Failure failure = CheckEpoch(subgroup, request.submission.epoch);
   if (failure.status != 0 || !subgroup.torn) return failure;
   if (std::memcmp(&request.hyper, &subgroup.torn_hyper, sizeof request.hyper) == 0 &&
@@ -174,6 +181,7 @@ void Scheduler::SubmitState(Subgroup& subgroup, const Request& request) {
     if (failure.status != 0) return Answer(request, std::move(failure));
     steps_.UpdateAccepted(subgroup.session->steps, subgroup.steps);
   }
+  subgroup.update_queued |= request.submission.op == MLPO_OP_UPDATE;
   Op& op = Enqueue(subgroup, *subgroup.session, request);
   if (op.kind() == MLPO_OP_UPDATE) op.window_ns = subgroup.window_ns;
   RunQueue(subgroup);
@@ -199,12 +207,13 @@ void Scheduler::RunQueue(BlockOwner& owner) {
     if (op.kind() == MLPO_OP_UPDATE && op.subgroup()->grads_running > 0) return;
     op.begun = true;
     op.failure = op.object() != nullptr ? BeginObjectOp(op) : BeginOp(op);
-    if (op.failure.status == 0 && op.left > 0) return;
+    if (op.left > 0 && (op.failure.status == 0 || op.active > 0)) return;
     EndFront(owner);
   }
 }
 
 Failure Scheduler::BeginOp(Op& op) {
+  if (op.kind() == MLPO_OP_GRAD) return BeginGrad(op);
   steps_.OpBegins(op.session->steps);
   if (op.kind() == MLPO_OP_UPDATE) return BeginUpdate(op);
   const mlpo_submission& submission = op.request.submission;
@@ -229,6 +238,7 @@ void Scheduler::WantRange(Op& op) {
 
 Failure Scheduler::BeginUpdate(Op& op) {
   Subgroup& subgroup = *op.subgroup();
+  if (subgroup.grad_lost.status != 0) return subgroup.grad_lost;
   Failure failure = subgroup.window.CheckComplete();
   if (failure.status != 0) return failure;
   if (!(op.request.submission.flags & MLPO_UPDATE_APPLY_NONFINITE) && !subgroup.window.Total().all_finite) {
@@ -319,6 +329,7 @@ std::unique_ptr<Op> Scheduler::TakeFront(BlockOwner& owner) {
 void Scheduler::EndFront(BlockOwner& owner) {
   const std::unique_ptr<Op> op = TakeFront(owner);
   if (op->object() != nullptr) return EndObjectOp(*op);
+  if (op->kind() == MLPO_OP_GRAD) return EndGrad(*op);
   Subgroup& subgroup = *op->subgroup();
   steps_.OpEnds(op->session->steps);
   Completion completion;
@@ -326,6 +337,7 @@ void Scheduler::EndFront(BlockOwner& owner) {
   completion.user_data = op->request.submission.user_data;
   completion.subgroup = op->request.submission.subgroup;
   if (op->kind() == MLPO_OP_UPDATE) {
+    subgroup.update_queued = false;
     EndUpdate(*op, &completion);
     steps_.UpdateEnds(op->session->steps, subgroup.steps, completion.value, op->session->subgroups.size());
     if (trace_.on()) TraceOp(*op, op->failure.status);
@@ -356,8 +368,7 @@ void Scheduler::EndUpdate(Op& op, Completion* completion) {
     if (!skipped) ++tensor.step;
   }
   subgroup.torn = false;
-  subgroup.window.Clear();
-  subgroup.window_ns = 0;
+  ClearWindow(subgroup);
   subgroup.params_valid = true;
   completion->value = ++subgroup.epoch;
   actions_->PublishEpoch(subgroup);
@@ -383,7 +394,7 @@ void Scheduler::EndWrite(Op& op) {
   if (!subgroup.torn_written.complete()) return;
   subgroup.torn = false;
   subgroup.params_valid = false;
-  subgroup.window.Clear();
+  ClearWindow(subgroup);
   for (Block& block : subgroup.blocks) block.epoch = subgroup.epoch;
 }
 

@@ -26,6 +26,7 @@ int64_t PauseNs(int error, uint32_t failures) {
 }  // namespace
 
 void Scheduler::Pump() {
+  PumpGradients();
   PumpFlushes();
   while (FetchOne()) PumpFlushes();
   while (FetchAheadOne()) {
@@ -36,22 +37,25 @@ bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
   const PathState& path = paths_[index];
   const uint32_t limit = IsSuspect(path) ? 1 : model_.path_blocks();
   const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
-  return same < model_.QueueBlocks(index, direction) && path.reads + path.writes < limit;
+  return same < model_.QueueBlocks(index, direction) && path.reads + path.writes + path.lone < limit;
 }
 
-// Starts the transfer of what a block holds between its buffer and an extent.
-void Scheduler::Move(Block& block, Direction direction, Extent extent) {
+// Starts the transfer of a block's parts between its buffer and an extent.
+void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t parts) {
+  const Span span = SpanOf(block, parts);
   InFlight in_flight;
   in_flight.block = &block;
   in_flight.extent = extent;
+  in_flight.parts = parts;
   Transfer& transfer = in_flight.transfer;
   transfer.id = next_transfer_++;
   transfer.direction = direction;
   transfer.path = extent.path;
   transfer.file = block.owner->session->files[extent.path];
   transfer.buffer = block.buffer;
-  transfer.offset = options_.extents_offset_bytes + extent.offset;
-  transfer.bytes = TransferBytes(block);
+  transfer.buffer_offset = span.first;
+  transfer.offset = options_.extents_offset_bytes + extent.offset + span.first;
+  transfer.bytes = span.bytes;
   transfers_[transfer.id] = in_flight;
   model_.Started(transfer.path, direction, now_ns_);
   steps_.TransferBegins(block.owner->session->steps, transfer);
@@ -131,18 +135,24 @@ PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
 }
 
 bool Scheduler::StartFlush(Block& block) {
+  if (FlushGradient(block)) return true;
   const uint64_t bytes = ExtentBytes(block);
   const PathIndex target = ChooseFlushPath(block, bytes);
   if (target == kNone) return false;
+  paths_[target].extent_bytes += bytes;
+  StartWrite(block, Extent{target, block.owner->session->extents[target].Take(bytes), bytes}, block.nonzero);
+  return true;
+}
+
+void Scheduler::StartWrite(Block& block, Extent extent, uint8_t parts) {
+  MLPO_CHECK((parts & ~block.filled) == 0);
   LeaveLists(block);
+  LeaveLone(block);
   block.state = BlockState::kFlushing;
-  PathState& path = paths_[target];
-  ++path.writes;
-  path.extent_bytes += bytes;
+  ++paths_[extent.path].writes;
   ++flushing_;
   Hold(block);
-  Move(block, Direction::kWrite, Extent{target, block.owner->session->extents[target].Take(bytes), bytes});
-  return true;
+  Move(block, Direction::kWrite, extent, parts);
 }
 
 void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& result) {
@@ -153,27 +163,39 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   --path.writes;
   --flushing_;
   LetGo(block);
-  block.extent = in_flight.extent;
+  const bool in_place = in_flight.extent.path == block.extent.path && in_flight.extent.offset == block.extent.offset;
   if (result.error != 0) {
     // The block is still in memory; the extent is written in full before it is read again.
-    ReleaseExtent(block);
+    if (!in_place) GiveExtent(*block.owner->session, in_flight.extent);
     ++path.write_errors;
     path.write_error = result.error;
     path.write_again_ns = now_ns_ + PauseNs(result.error, path.write_failures++);
   } else {
     path.write_error = 0;
     path.write_failures = 0;
+    if (!in_place) {
+      ReleaseExtent(block);
+      block.extent = in_flight.extent;
+    }
+    block.grad_saved = (block.nonzero & in_flight.parts & kPartGradient) != 0;
+    if (block.nonzero == 0) ReleaseExtent(block);  // a gradient that has been discarded meanwhile
   }
-  block.dirty = result.error != 0;
-  block.state = block.dirty ? BlockState::kDirty : BlockState::kClean;
+  block.state = Unsaved(block) ? BlockState::kDirty : BlockState::kClean;
   if (block.owner->ending) {
     DropBuffer(block);
     return MaybeGone(*block.owner);
+  }
+  const bool lone = block.filled == kPartGradient && block.nonzero & kPartState;
+  if (block.want != nullptr && Missing(block) != 0) {
+    ++block.want->active;
+    return StartRead(block, block.buffer);
   }
   if (block.want != nullptr) {
     ++block.want->active;
     return StartWork(block);
   }
+  // Only with its state can it go to another path.
+  if (lone && result.error != 0) return StartRead(block, block.buffer);
   SettleInMemory(block);
 }
 
@@ -214,10 +236,10 @@ bool Scheduler::FetchOne() {
   BufferIndex buffer;
   if (!TakeBuffer(queue < paths_.size() ? NodeOf(path) : session->numa_node, &buffer)) return false;
   Block& block = *session->pending[queue].begin();
-  fair_share_.Grant(*session, ContentBytes(block));
+  fair_share_.Grant(*session, PendingBytes(block));
   RemovePending(block);
   ++block.want->active;
-  if (queue < paths_.size()) {
+  if (Missing(block) != 0) {
     StartRead(block, buffer);
   } else {
     block.buffer = buffer;
@@ -229,11 +251,13 @@ bool Scheduler::FetchOne() {
 }
 
 void Scheduler::StartRead(Block& block, BufferIndex buffer) {
+  LeaveLists(block);
+  LeaveLone(block);
   block.buffer = buffer;
   block.state = BlockState::kFetching;
   ++paths_[block.extent.path].reads;
   Hold(block);
-  Move(block, Direction::kRead, block.extent);
+  Move(block, Direction::kRead, block.extent, block.nonzero & ~block.filled);
 }
 
 void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result) {
@@ -244,7 +268,6 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   --path.reads;
   LetGo(block);
   block.state = BlockState::kClean;
-  block.dirty = false;
   Op* op = block.want;
   if (block.owner->ending) {
     DropBuffer(block);
@@ -253,7 +276,13 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   if (result.error != 0) {
     ++path.read_errors;
     block.want = nullptr;
-    DropBuffer(block);
+    if (block.nonzero & kPartGradient && !block.grad_saved) {
+      BeLone(block);  // again: its state could not be read, and the gradient is nowhere else
+      path.rescue_again_ns = now_ns_ + kNsPerS;
+      SettleInMemory(block);
+    } else {
+      DropBuffer(block);
+    }
     if (op == nullptr) return;  // fetched ahead: whoever needs it tries again
     Failure failure;
     failure.status = MLPO_E_IO;
@@ -267,7 +296,7 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     FailOp(*op, std::move(failure));
     return BlockDone(*op);
   }
-  block.filled = block.nonzero;
+  block.filled |= block.nonzero;
   if (block.nonzero & kPartMoments) block.filled |= kPartMaster;
   if (op != nullptr && op->failure.status == 0) return StartWork(block);
   block.want = nullptr;

@@ -255,6 +255,7 @@ Status ClientConnection::OnRegisterEnd() {
   Status status = registration_.End();
   if (!status.ok()) return status;
   auto spec = std::make_shared<SubgroupSpec>(registration_.TakeSpec());
+  if (server_->flush_gradients()) spec->kept_as = MLPO_FLOAT32;
   if (tensors_ + spec->tensors.size() > kMaxSessionTensors) {
     return Status(MLPO_E_QUOTA, "a session may have " + std::to_string(kMaxSessionTensors) + " tensors");
   }
@@ -344,8 +345,7 @@ void ClientConnection::AddSubgroup(SubgroupSpec spec, Arena::Place place) {
   registered.header_offset = place.offset;
   registered.grad_offset = place.offset + layout.grad_offset;
   registered.param_offset = place.offset + layout.param_offset;
-  const uint64_t block = server_->block_elements();
-  registered.blocks = static_cast<uint32_t>((spec.numel + block - 1) / block);
+  registered.blocks = server_->host().BlockCount(spec);
   server_->host().AddSubgroup(identity_.id, std::move(spec),
                               [self = shared_from_this(), registered] { self->Reply(registered); });
 }

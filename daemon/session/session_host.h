@@ -21,6 +21,8 @@ class SessionHost {
   virtual ~SessionHost() = default;
   // The client has mapped its ring: submissions may be read.
   virtual void SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas> areas) = 0;
+  // That the subgroup is cut into.
+  virtual uint32_t BlockCount(const SubgroupSpec& spec) const = 0;
   // Makes the session's files if need be and reserves room for the subgroup on the paths.
   virtual void PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
                               std::function<void(Status)> done) = 0;

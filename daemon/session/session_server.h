@@ -26,6 +26,7 @@ class SessionServer {
     uint64_t arenas_limit_bytes = 0;  // all sessions together
     uint32_t max_sessions = 0;
     std::string group;  // that may connect, besides our own uid and root
+    bool flush_gradients = false;
   };
 
   // `listener`: a listening SOCK_SEQPACKET socket.
@@ -59,6 +60,7 @@ class SessionServer {
   Frame& frame() { return frame_; }
   const std::string& group() const { return options_.group; }
   uint64_t block_elements() const { return options_.block_elements; }
+  bool flush_gradients() const { return options_.flush_gradients; }
   uint64_t arenas_limit_bytes() const { return options_.arenas_limit_bytes; }
   const std::array<uint8_t, MLPO_BOOT_ID_BYTES>& boot_id() const { return boot_id_; }
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,9 @@ struct SubgroupSpec {
   mlpo_dtype grad_dtype = MLPO_FLOAT32;
   std::vector<Tensor> tensors;  // one after another
   uint64_t numel = 0;
+  // Its gradients are copied to the blocks' buffers by GRAD, as this type, and UPDATE reads them there. nullopt: they
+  // stay in the slot until UPDATE.
+  std::optional<mlpo_dtype> kept_as;
   // The slot, in the session's arena, mapped as long as the session is known to the data thread.
   std::byte* header = nullptr;
   std::byte* grad = nullptr;

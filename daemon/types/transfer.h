@@ -1,4 +1,4 @@
-// Transfer: one block's way between a pool buffer and a file on a path. Made by the scheduler, carried out by io/.
+// Transfer: a block's way, or that of a part of it, between a pool buffer and a file on a path. Made by the scheduler, carried out by io/.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,9 @@ struct Transfer {
   PathIndex path = 0;
   FileId file = 0;
   BufferIndex buffer = 0;
-  uint64_t offset = 0;  // bytes in the file, a multiple of MLPO_ALIGN
-  uint64_t bytes = 0;   // from the start of the buffer, a multiple of MLPO_ALIGN
+  uint64_t buffer_offset = 0;  // bytes in the buffer, a multiple of MLPO_ALIGN
+  uint64_t offset = 0;         // bytes in the file, a multiple of MLPO_ALIGN
+  uint64_t bytes = 0;          // a multiple of MLPO_ALIGN
 };
 
 // Every accepted transfer has exactly one result, after the kernel has let go of the buffer.

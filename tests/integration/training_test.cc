@@ -47,6 +47,12 @@ TEST_CASE("Training.ThreadEngine") { TrainAndCompare({.paths = 2, .memory = "256
 TEST_CASE("Training.ScalarKernel") {
   TrainAndCompare({.paths = 2, .memory = "256KiB", .environment = {"MLPO_ADAM__TARGET=scalar"}}, 4);
 }
+TEST_CASE("Training.GradientsFlushedTwoPathsPoolOfThreeBuffers") {
+  TrainAndCompare({.paths = 2, .memory = "147456", .environment = {"MLPO_SCHEDULER__GRADIENTS=flushed"}}, 4);
+}
+TEST_CASE("Training.GradientsFlushedAllInHostMemory") {
+  TrainAndCompare({.paths = 1, .memory = "16MiB", .environment = {"MLPO_SCHEDULER__GRADIENTS=flushed"}}, 4);
+}
 TEST_CASE("Training.LargeBlocks") { TrainAndCompare({.paths = 2, .memory = "8MiB", .block = "65536"}, 4); }
 
 TEST_CASE("Training.DrainsOnSigtermAndExitsWith0") {

@@ -321,6 +321,11 @@ TEST_CASE("C12_RandomOperationsPoolOfThreeBuffersTwoPaths") { RunMix({.paths = 2
 TEST_CASE("C12_RandomOperationsThreadEngine") { RunMix({.paths = 2, .memory = "147456", .engine = "threads"}, 2); }
 TEST_CASE("C12_RandomOperationsThreePaths") { RunMix({.paths = 3, .memory = "256KiB"}, 3); }
 TEST_CASE("C12_RandomOperationsAllCached") { RunMix({.paths = 1, .memory = "16MiB"}, 4); }
+TEST_CASE("C12_RandomOperationsGradientsFlushed") {
+  const std::vector<std::string> flushed = {"MLPO_SCHEDULER__GRADIENTS=flushed"};
+  RunMix({.paths = 2, .memory = "147456", .environment = flushed}, 5);
+  RunMix({.paths = 3, .memory = "256KiB", .engine = "threads", .environment = flushed}, 6);
+}
 
 namespace {
 

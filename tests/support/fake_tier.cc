@@ -70,7 +70,8 @@ void FakeTier::AddSession(SessionId session, const std::string& job) {
   known_[session] = false;
 }
 
-void FakeTier::AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts) {
+void FakeTier::AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts,
+                           std::optional<mlpo_dtype> kept_as) {
   if (!known_.contains(session)) AddSession(session);
   if (!std::exchange(known_[session], true)) {
     scheduler_->SetFiles(session, std::vector<FileId>(paths_.size(), FileOf(session)));
@@ -78,6 +79,7 @@ void FakeTier::AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_
   SubgroupSpec spec;
   spec.id = id;
   spec.key = "subgroup" + std::to_string(id);
+  spec.kept_as = kept_as;
   for (uint64_t count : tensor_counts) {
     spec.tensors.push_back({"tensor" + std::to_string(spec.tensors.size()), spec.numel, count, 0});
     spec.numel += count;
@@ -245,20 +247,41 @@ void FakeTier::EndTransfer(const Transfer& transfer) {
   const bool read = transfer.direction == Direction::kRead;
   (read ? path.counts.done_read_bytes : path.counts.done_written_bytes) += result.bytes;
   File& file = files_[{transfer.path, transfer.file}];
-  auto it = file.lower_bound(transfer.offset);
-  if (read) {
-    const bool whole = it != file.end() && it->first == transfer.offset && it->second.bytes == transfer.bytes;
-    if (result.error == 0) buffer.token = whole ? it->second.token : kGarbage;
-  } else {
-    if (it != file.begin()) {
-      auto before = std::prev(it);
-      if (Overlap(transfer.offset, transfer.bytes, before->first, before->second.bytes)) file.erase(before);
-    }
-    while (it != file.end() && it->first < transfer.offset + transfer.bytes) it = file.erase(it);
-    file[transfer.offset] = {transfer.bytes, result.error == 0 ? buffer.token : kGarbage};
+  if (!read) {
+    Write(transfer, &file, buffer, result.error == 0);
+  } else if (result.error == 0) {
+    Read(transfer, file, &buffer);
   }
   if (on_transfer_end) on_transfer_end(transfer);
   Call([&] { scheduler_->TransferDone(result, now_ns_); });
+}
+
+// The state, the gradient in front of it, or both: each as it was written.
+void FakeTier::Read(const Transfer& transfer, const File& file, Buffer* buffer) {
+  auto it = file.find(transfer.offset);
+  uint64_t left = transfer.bytes;
+  if (it != file.end() && it->second.gradient && it->second.bytes <= left) {
+    buffer->gradient = it->second.token;
+    buffer->gradient_bytes = it->second.bytes;
+    left -= it->second.bytes;
+    it = file.find(transfer.offset + buffer->gradient_bytes);
+    if (left == 0) return;
+  }
+  const bool whole = it != file.end() && !it->second.gradient && it->second.bytes == left;
+  buffer->token = whole ? it->second.token : kGarbage;
+}
+
+void FakeTier::Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good) {
+  auto it = file->lower_bound(transfer.offset);
+  if (it != file->begin()) {
+    auto before = std::prev(it);
+    if (Overlap(transfer.offset, transfer.bytes, before->first, before->second.bytes)) file->erase(before);
+  }
+  while (it != file->end() && it->first < transfer.offset + transfer.bytes) it = file->erase(it);
+  const uint64_t gradient = transfer.buffer_offset == 0 ? std::min(buffer.gradient_bytes, transfer.bytes) : 0;
+  if (gradient > 0) (*file)[transfer.offset] = {gradient, good ? buffer.gradient : kGarbage, true};
+  if (transfer.bytes == gradient) return;
+  (*file)[transfer.offset + gradient] = {transfer.bytes - gradient, good ? buffer.token : kGarbage, false};
 }
 
 // ---- Workers ----
@@ -277,7 +300,21 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
   uint64_t& version = versions_[BlockName{block.owner->session->id, owner, block.index}];
   if (subgroup == nullptr && block.nonzero == 0) version = 0;  // a new object, maybe where another has been
   // What must be read has been read; what is all zero need not.
-  const bool whole_write = op.kind() == MLPO_OP_WRITE_STATE && block.filled == 0;
+  const bool whole_write = op.kind() == MLPO_OP_WRITE_STATE && !(block.filled & kPartState);
+  uint64_t& gradient = gradients_[BlockName{block.owner->session->id, owner, block.index}];
+  if (op.kind() == MLPO_OP_GRAD) return CopyGradient(op, block, &gradient);
+  if (!(block.nonzero & kPartGradient)) {
+    buffer.gradient_bytes = 0;  // what is written next has none
+    const auto needs = [&](const Segment& segment) {
+      return segment.kind == MLPO_PIECE_VALUE && segment.first < block.first + block.count && block.first < segment.end;
+    };
+    if (op.kind() == MLPO_OP_UPDATE && subgroup->spec.kept_as &&
+        std::any_of(op.segments.begin(), op.segments.end(), needs)) {
+      Violate(subgroup->Name() + " block " + std::to_string(block.index) + ": an update without its gradient");
+    }
+  } else if (buffer.gradient != gradient) {
+    Violate(block.owner->Name() + " block " + std::to_string(block.index) + ": the buffer does not hold its gradient");
+  }
   if (version != 0 && !whole_write && buffer.token != version) {
     Violate(block.owner->Name() + " block " + std::to_string(block.index) +
             ": the buffer does not hold its newest state");
@@ -290,6 +327,19 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
          [this, index = block.buffer, token = version, &block] {
            buffers_[index].use = Use::kIdle;
            buffers_[index].token = token;
+           Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
+         });
+}
+
+void FakeTier::CopyGradient(const Op& op, Block& block, uint64_t* gradient) {
+  *gradient = ++next_version_;
+  const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
+  const uint64_t bytes = Scheduler::GradientBytes(op.subgroup()->spec, block.count);
+  Occupy(static_cast<int64_t>(part * static_cast<double>(work_.stats_ns)),
+         [this, index = block.buffer, token = *gradient, bytes, &block] {
+           buffers_[index].use = Use::kIdle;
+           buffers_[index].gradient = token;
+           buffers_[index].gradient_bytes = bytes;
            Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
          });
 }

@@ -10,6 +10,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <string>
 #include <tuple>
@@ -65,7 +66,8 @@ class FakeTier : public SchedulerActions {
   // ---- Sessions ----
 
   void AddSession(SessionId session, const std::string& job = "job");
-  void AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts);
+  void AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts,
+                   std::optional<mlpo_dtype> kept_as = std::nullopt);
   void EndSession(SessionId session);
 
   // Submits and returns the request's number; its completion will be in completions().
@@ -157,7 +159,9 @@ class FakeTier : public SchedulerActions {
   enum class Use { kIdle, kTransfer, kWork };
   struct Buffer {
     Use use = Use::kIdle;
-    uint64_t token = 0;
+    uint64_t token = 0;           // of the state
+    uint64_t gradient = 0;        // the token of a kept one
+    uint64_t gradient_bytes = 0;  // that lie in front of the state
   };
   struct Path {
     SimulatedPath device;
@@ -168,6 +172,7 @@ class FakeTier : public SchedulerActions {
   struct Stored {
     uint64_t bytes;
     uint64_t token;
+    bool gradient = false;
   };
   using File = std::map<uint64_t, Stored>;
   using BlockName = std::tuple<SessionId, uint64_t, uint32_t>;  // session, subgroup or object, index
@@ -181,7 +186,10 @@ class FakeTier : public SchedulerActions {
   class Outside;
 
   void EndTransfer(const Transfer& transfer);
+  void Read(const Transfer& transfer, const File& file, Buffer* buffer);
+  void Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good);
   void CheckAlone(const Transfer& transfer);
+  void CopyGradient(const Op& op, Block& block, uint64_t* gradient);
   void Occupy(int64_t work_ns, std::function<void()> then);
 
   void StartTransfer(const Transfer& transfer) override;
@@ -207,6 +215,7 @@ class FakeTier : public SchedulerActions {
   std::map<std::pair<PathIndex, FileId>, File> files_;
   std::map<std::pair<PathIndex, FileId>, std::map<uint64_t, Transfer>> moving_;  // by offset
   std::map<BlockName, uint64_t> versions_;
+  std::map<BlockName, uint64_t> gradients_;  // the token of the open window's, where it is kept
   uint64_t next_version_ = 0;
   std::map<uint64_t, Completion> completions_;
   std::map<SessionId, bool> known_;

@@ -4,7 +4,8 @@ add_library(mlpo_fake_tier STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/fake_tier.
 target_link_libraries(mlpo_fake_tier PUBLIC mlpo_scheduler)
 mlpo_test(scheduler_test LIBS mlpo_fake_tier SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_test.cc
-  ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_buffers_test.cc)
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_buffers_test.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_grads_test.cc)
 mlpo_test(scheduler_objects_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_objects_test.cc)
 mlpo_test(scheduler_tier_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_tier_test.cc)
 mlpo_test(scheduler_properties_test LIBS mlpo_fake_tier

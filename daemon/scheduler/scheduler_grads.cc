@@ -1,0 +1,176 @@
+// Scheduler: gradients that are kept: copied to the blocks' buffers by GRAD, and read there by UPDATE.
+//
+// A block's gradient lies in front of its state, in the buffer and in the extent, so that any of what is moved is one
+// transfer. GRAD copies a block once all of it is covered: its bytes in the slot stay as they are until then. If the
+// block is in memory, the gradient goes beside its state. Else it gets a buffer of its own, is written to the block's
+// extent as soon as the path may take it, and the buffer is free again: until then the buffer is as good as in that
+// path's queue, and counted there.
+#include <algorithm>
+
+#include "daemon/base/check.h"
+#include "daemon/scheduler/scheduler.h"
+#include "daemon/scheduler/session.h"
+
+namespace mlpo {
+
+// ---- The operation ----
+
+// Statistics are formed at once; blocks are copied when what is in front of it in the queue has ended.
+void Scheduler::QueueGrad(Subgroup& subgroup, std::unique_ptr<Op> op) {
+  const mlpo_submission& submission = op->request.submission;
+  const uint64_t end = submission.first + submission.count;
+  std::deque<Block>& blocks = subgroup.blocks;
+  auto behind = [](uint64_t at, const Block& block) { return at < block.first; };
+  auto at = std::upper_bound(blocks.begin(), blocks.end(), submission.first, behind);
+  if (submission.count > 0) --at;
+  for (; at != blocks.end() && at->first < end && submission.count > 0; ++at) {
+    uint64_t& covered = subgroup.covered[at->index];
+    covered += std::min(end, at->first + at->count) - std::max(submission.first, at->first);
+    if (covered < at->count) continue;
+    if (op->first_block == op->end_block) op->first_block = at->index;
+    op->end_block = at->index + 1;  // a piece completes blocks that follow each other
+  }
+  op->sequence = next_sequence_++;
+  op->stats_running = true;
+  ++ops_;
+  ++subgroup.session->unanswered;
+  ++subgroup.session->in_flight;
+  ++subgroup.grads_running;
+  ++working_;
+  steps_.GradBegins(subgroup.session->steps, subgroup.steps);
+  Op& queued = *op;
+  subgroup.queue.push_back(std::move(op));
+  actions_->StartStats(queued);
+  RunQueue(subgroup);
+  Pump();
+}
+
+Failure Scheduler::BeginGrad(Op& op) {
+  Subgroup& subgroup = *op.subgroup();
+  if (op.stats_running) op.left = op.active = 1;
+  if (op.results != subgroup.window.results()) {  // discarded
+    Failure failure;
+    failure.status = -ECANCELED;
+    return failure;
+  }
+  std::vector<Block*> wanted;
+  for (uint32_t i = op.first_block; i < op.end_block; ++i) {
+    Block& block = subgroup.blocks[i];
+    const uint64_t end = block.first + block.count;
+    const auto& pieces = subgroup.window.coverage().pieces();
+    bool value = false;
+    for (auto it = subgroup.window.coverage().At(block.first); it != pieces.end() && it->first < end; ++it) {
+      if (it->second.kind != MLPO_PIECE_VALUE) continue;
+      value = true;
+      op.segments.push_back({std::max(it->first, block.first), std::min(it->second.end, end), MLPO_PIECE_VALUE, 0});
+    }
+    if (value) wanted.push_back(&block);
+  }
+  op.left += static_cast<uint32_t>(wanted.size());
+  for (Block* block : wanted) WantBlock(op, *block);
+  return {};
+}
+
+void Scheduler::GradientCopied(const Op& op, Block& block) {
+  if (op.results != op.subgroup()->window.results()) return;  // discarded meanwhile
+  block.nonzero |= kPartGradient;
+  block.filled |= kPartGradient;
+  block.grad_saved = false;
+}
+
+void Scheduler::EndGrad(Op& op) {
+  Subgroup& subgroup = *op.subgroup();
+  const bool open = op.results == subgroup.window.results();
+  if (op.failure.status != 0 && open && subgroup.grad_lost.status == 0) {
+    subgroup.grad_lost = op.failure;
+    subgroup.grad_lost.text = "a gradient of this window could not be kept, discard it: " + op.failure.text;
+  }
+  AnswerGrad(op, std::move(op.failure));
+}
+
+// The window has ended, by whatever: its gradients are forgotten.
+void Scheduler::ClearWindow(Subgroup& subgroup) {
+  subgroup.window.Clear();
+  subgroup.window_ns = 0;
+  subgroup.grads_running = 0;
+  if (!subgroup.spec.kept_as) return;
+  subgroup.grad_lost = Failure{};
+  std::fill(subgroup.covered.begin(), subgroup.covered.end(), 0);
+  for (Block& block : subgroup.blocks) DropGradient(block);
+  Op* front = subgroup.queue.empty() ? nullptr : subgroup.queue.front().get();
+  if (front == nullptr || front->kind() != MLPO_OP_GRAD) return;
+  Failure discarded;
+  discarded.status = -ECANCELED;
+  FailOp(*front, std::move(discarded));
+  if (front->active == 0) Advance(subgroup);
+}
+
+void Scheduler::DropGradient(Block& block) {
+  if (!(block.nonzero & kPartGradient)) return;
+  const bool pending = block.pending_hook.is_linked();
+  if (pending) RemovePending(block);
+  LeaveLists(block);
+  LeaveLone(block);
+  block.nonzero &= ~kPartGradient;
+  block.filled &= ~kPartGradient;
+  block.grad_saved = false;
+  const bool moves = block.state == BlockState::kFlushing || block.state == BlockState::kFetching;
+  if (block.nonzero == 0 && !moves) ReleaseExtent(block);
+  if (pending) return MakePending(block);
+  if (block.state == BlockState::kAway) SettleAway(block);
+  if (block.state == BlockState::kClean || block.state == BlockState::kDirty) SettleInMemory(block);
+}
+
+// ---- Blocks ----
+
+// op wants a block whose buffer has only the gradient. It takes no second one: the state is read into it.
+void Scheduler::FetchState(Op& op, Block& block) {
+  if (block.lone_grad) {  // in its path's queue already, by the count
+    ++op.active;
+    return StartRead(block, block.buffer);
+  }
+  MLPO_CHECK(block.state == BlockState::kClean);  // the extent has the gradient, too
+  DropBuffer(block);
+  MakePending(block);
+}
+
+void Scheduler::BeLone(Block& block) {
+  block.lone_grad = true;
+  ++paths_[block.extent.path].lone;
+}
+
+void Scheduler::LeaveLone(Block& block) {
+  if (!block.lone_grad) return;
+  block.lone_grad = false;
+  --paths_[block.extent.path].lone;
+}
+
+// Of a block whose extent has its state: only the gradient is written, behind which the state stays. Else, and where
+// the path does not take it now and the state is here, too: false, and the block goes as a whole.
+bool Scheduler::FlushGradient(Block& block) {
+  if (!(block.nonzero & kPartGradient) || block.extent.path == kNone) return false;
+  if (!HasRoom(block.extent.path, 0) || !MayQueue(block.extent.path, Direction::kWrite)) return false;
+  StartWrite(block, block.extent, kPartGradient);
+  return true;
+}
+
+// Writes gradients that have a buffer of their own. Where a path takes no writes their states are read, so that they
+// can go elsewhere.
+void Scheduler::PumpGradients() {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    PathState& path = paths_[i];
+    while (!path.lone_grads.empty()) {
+      Block& block = path.lone_grads.front();
+      if (HasRoom(i, 0)) {
+        if (path.writes >= model_.QueueBlocks(i, Direction::kWrite)) break;
+        StartWrite(block, block.extent, kPartGradient);
+      } else {
+        const bool waits = path.writes > 0 || now_ns_ < path.rescue_again_ns;
+        if (waits || path.reads >= model_.QueueBlocks(i, Direction::kRead)) break;
+        StartRead(block, block.buffer);
+      }
+    }
+  }
+}
+
+}  // namespace mlpo
