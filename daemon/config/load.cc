@@ -168,8 +168,9 @@ void Loader::CheckPool() {
 void Loader::CheckGradients() {
   constexpr uint64_t kLeast = 2048;
   if (config_.scheduler.gradients != "flushed" || config_.memory.block_elements >= kLeast) return;
-  Problem(config_.origins["scheduler.gradients"] + ": scheduler.gradients \"flushed\" needs a memory.block of at least " +
-          FormatCount(kLeast) + ", not " + FormatCount(config_.memory.block_elements));
+  Problem(config_.origins["scheduler.gradients"] +
+          ": scheduler.gradients \"flushed\" needs a memory.block of at least " + FormatCount(kLeast) + ", not " +
+          FormatCount(config_.memory.block_elements));
 }
 
 void Loader::FillNode() {
