@@ -67,6 +67,10 @@ PathParameters ParametersOf(const PathConfig& config, const PathRecord& record) 
   return path;
 }
 
+TurnRules TurnOf(const PathConfig& config) {
+  return {config.turn_blocks, config.turn_direction == "one", config.exclusive};
+}
+
 Policy PolicyOf(const std::string& name) {
   return name == "proportional" ? Policy::kProportional : name == "ratio" ? Policy::kRatio : Policy::kAdaptive;
 }
@@ -221,6 +225,7 @@ Status Daemon::StartLoop() {
     options.path_names.push_back(path->name());
     options.path_nodes.push_back(path->numa_node());
   }
+  for (const PathConfig& path : config_.paths) options.turns.push_back(TurnOf(path));
   DataLoop::Parts parts;
   parts.pool = pool_.get();
   parts.workers = workers_.get();

@@ -61,9 +61,12 @@ struct PathConfig {
   bool direct = true;           // false: buffered I/O
   double read_limit = 0;        // declared bytes/s; 0: not declared
   double write_limit = 0;
-  double duplex = 0;                // d of the path model; 0: not declared
-  uint64_t write_budget_bytes = 0;  // a day; 0: none
-  double weight = 1;                // policy "ratio"
+  double duplex = 0;                    // d of the path model; 0: not declared
+  uint64_t write_budget_bytes = 0;      // a day; 0: none
+  double weight = 1;                    // policy "ratio"
+  uint32_t turn_blocks = 0;             // of one session after another; 0: no turns
+  std::string turn_direction = "both";  // one: only reads or only writes in a turn
+  bool exclusive = false;               // a turn is a session's whole queue
 };
 
 struct Config {

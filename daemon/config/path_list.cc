@@ -132,6 +132,10 @@ void PathList::Check(Config* config) {
               "); each path needs a directory of its own");
     const auto [name, new_name] = names.emplace(draft.path.name, draft.place);
     if (!new_name) report_(draft.place + ": path name " + draft.path.name + " is already taken (" + name->second + ")");
+    if (draft.path.exclusive && draft.path.turn_blocks > 0)
+      report_(draft.place + ": exclusive is a turn of a session's whole queue: leave out turn.blocks");
+    if (draft.path.turn_direction == "one" && draft.path.turn_blocks == 0)
+      report_(draft.place + ": turn.direction = \"one\" needs turn.blocks: how many blocks before the other direction");
     config->paths.push_back(draft.path);
     for (const auto& [key, origin] : draft.origins) config->origins["path." + draft.path.name + "." + key] = origin;
   }

@@ -311,7 +311,10 @@ std::vector<Setting<PathConfig>> BuildPathSettings() {
           Real("duplex", &P::duplex, 0.5, 2, "a number from 0.5 to 2", &ParseReal, &FormatNumber),
           Number("write_budget", &P::write_budget_bytes, "a budget such as \"40TB/day\", or a number of bytes a day",
                  &ParseBudget, &FormatBudget, {.min = uint64_t{1} << 30, .zero = true}),
-          Real("weight", &P::weight, 1e-6, 1e6, "a number above 0", &ParseReal, &FormatNumber)};
+          Real("weight", &P::weight, 1e-6, 1e6, "a number above 0", &ParseReal, &FormatNumber),
+          Integer("turn.blocks", &P::turn_blocks, {.min = 1, .max = 65536, .zero = true}),
+          Choice("turn.direction", &P::turn_direction, {"both", "one"}),
+          Flag("exclusive", &P::exclusive)};
 }
 
 size_t EditDistance(std::string_view a, std::string_view b) {

@@ -21,6 +21,7 @@ namespace mlpo {
 namespace {
 
 constexpr size_t kMaxFileBytes = 1u << 20;
+constexpr const char* kTurn = "turn";  // of a path: {blocks = 4, direction = "one"}
 constexpr std::array<const char*, 4> kSections = {"daemon", "memory", "adam", "scheduler"};
 
 std::string Place(const std::string& name, const toml::source_region& region) {
@@ -38,8 +39,15 @@ RawValue Raw(const toml::node& node) {
 
 std::vector<Assignment> Assignments(const toml::table& table, const std::string& prefix, const std::string& name) {
   std::vector<Assignment> values;
-  for (const auto& [key, node] : table)
-    values.push_back({prefix + std::string(key.str()), Raw(node), Place(name, key.source())});
+  for (const auto& [key, node] : table) {
+    const std::string whole = prefix + std::string(key.str());
+    const toml::table* group = whole == kTurn ? node.as_table() : nullptr;
+    if (group == nullptr) {
+      values.push_back({whole, Raw(node), Place(name, key.source())});
+      continue;
+    }
+    for (Assignment& value : Assignments(*group, whole + ".", name)) values.push_back(std::move(value));
+  }
   return values;
 }
 

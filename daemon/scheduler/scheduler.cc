@@ -50,6 +50,7 @@ Scheduler::Scheduler(Options options, SchedulerActions* actions)
       fair_share_(options_.paths.size() + 1),
       steps_(options_.paths.size(), &trace_) {
   MLPO_CHECK(options_.buffers > 0 && !options_.paths.empty());
+  for (size_t i = 0; i < options_.turns.size(); ++i) paths_[i].turn = Turn(options_.turns[i]);
   free_.Add(0, options_.buffers, options_.buffers_node);
   SetLowWater();
 }

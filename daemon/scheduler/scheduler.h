@@ -23,6 +23,7 @@
 // than
 //   they want what must go for it: for the step under way some blocks, for the next one so few that it stays busy,
 //   since each costs a buffer that could have kept another. Then nothing moves until asked.
+// - A path's transfers may be held to turns (turn.h): within them the rules above choose.
 //
 // Operations of one subgroup: GRADs run side by side; everything else waits for them and runs one at a time. So do the
 // pieces of one version of a named object (object.h).
@@ -44,6 +45,7 @@
 #include "daemon/scheduler/path_model.h"
 #include "daemon/scheduler/step_record.h"
 #include "daemon/scheduler/trace_log.h"
+#include "daemon/scheduler/turn.h"
 #include "daemon/types/request.h"
 #include "daemon/types/session_identity.h"
 #include "daemon/types/snapshot.h"
@@ -89,6 +91,7 @@ class Scheduler {
     uint64_t seed = 0;  // of the path model
     std::vector<PathParameters> paths;
     std::vector<std::string> path_names;                // for messages
+    std::vector<TurnRules> turns;                       // per path; empty: none
     std::vector<int> path_nodes;                        // NUMA node of each path's device; -1, or empty: not known
     uint64_t small_objects_bytes = uint64_t{32} << 20;  // of all objects that are kept in memory beside the pool
   };
@@ -173,12 +176,14 @@ class Scheduler {
     uint64_t written_bytes = 0;
     RateMeter read_rate;
     RateMeter write_rate;
+    Turn turn;
   };
   struct InFlight {
     Transfer transfer;
     Block* block = nullptr;
     Extent extent;
     uint8_t parts = 0;
+    uint64_t turn = 0;  // its number
   };
 
   void SetLowWater();
@@ -288,7 +293,7 @@ class Scheduler {
   Block* Victim() const;
   int64_t NextUse(const Block& block) const;
   bool IsAboutToBeUsed(const Block& block) const;
-  PathIndex ChooseReadPath() const;
+  PathIndex ChooseReadPath();
   void Move(Block& block, Direction direction, Extent extent, uint8_t parts);
   void StartWrite(Block& block, Extent extent, uint8_t parts);
   void StartRead(Block& block, BufferIndex buffer);
@@ -297,6 +302,10 @@ class Scheduler {
   PathIndex ChooseFlushPath(const Block& block, uint64_t bytes);
   bool HasRoom(PathIndex index, uint64_t bytes) const;
   bool MayQueue(PathIndex index, Direction direction) const;
+  bool MayStart(PathIndex index, Direction direction, const Session& session) const;
+  Session* Reader(PathIndex path);
+  bool FlushInTurn();
+  bool YieldTurns();
   void ReadDone(const InFlight& in_flight, const TransferResult& result);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
   bool CanMove() const;

@@ -149,7 +149,8 @@ void Scheduler::LeaveLone(Block& block) {
 // the path does not take it now and the state is here, too: false, and the block goes as a whole.
 bool Scheduler::FlushGradient(Block& block) {
   if (!(block.nonzero & kPartGradient) || block.extent.path == kNone) return false;
-  if (!HasRoom(block.extent.path, 0) || !MayQueue(block.extent.path, Direction::kWrite)) return false;
+  if (!HasRoom(block.extent.path, 0) || !MayStart(block.extent.path, Direction::kWrite, *block.owner->session))
+    return false;
   StartWrite(block, block.extent, kPartGradient);
   return true;
 }

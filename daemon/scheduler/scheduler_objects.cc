@@ -235,7 +235,7 @@ void Scheduler::ReadAhead(Object& object, uint32_t from) {
   const uint64_t end = std::min<uint64_t>(object.blocks.size(), from + model_.QueueBlocks(Direction::kRead));
   for (uint64_t i = from; i < end && pending_ == 0; ++i) {
     Block& block = object.blocks[i];
-    if (block.state != BlockState::kAway || !MayQueue(block.extent.path, Direction::kRead)) continue;
+    if (block.state != BlockState::kAway || !MayStart(block.extent.path, Direction::kRead, *object.store)) continue;
     if (free_.empty() && clean_.empty()) {
       ++read_ahead_;
       continue;

@@ -26,11 +26,13 @@ int64_t PauseNs(int error, uint32_t failures) {
 }  // namespace
 
 void Scheduler::Pump() {
-  PumpGradients();
-  PumpFlushes();
-  while (FetchOne()) PumpFlushes();
-  while (FetchAheadOne()) {
-  }
+  do {
+    PumpGradients();
+    PumpFlushes();
+    while (FetchOne()) PumpFlushes();
+    while (FetchAheadOne()) {
+    }
+  } while (YieldTurns());
 }
 
 bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
@@ -38,6 +40,18 @@ bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
   const uint32_t limit = IsSuspect(path) ? 1 : model_.path_blocks();
   const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
   return same < model_.QueueBlocks(index, direction) && path.reads + path.writes + path.lone < limit;
+}
+
+// Whether it may for this session, too, where the path is used in turns.
+bool Scheduler::MayStart(PathIndex index, Direction direction, const Session& session) const {
+  return MayQueue(index, direction) && paths_[index].turn.Allows(session.id, direction);
+}
+
+// Whether a turn has ended because nothing more can be started in it: others may try.
+bool Scheduler::YieldTurns() {
+  bool yielded = false;
+  for (PathState& path : paths_) yielded |= path.turn.Yield();
+  return yielded;
 }
 
 // Starts the transfer of a block's parts between its buffer and an extent.
@@ -56,6 +70,9 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t p
   transfer.buffer_offset = span.first;
   transfer.offset = options_.extents_offset_bytes + extent.offset + span.first;
   transfer.bytes = span.bytes;
+  const Session& session = *block.owner->session;
+  in_flight.turn = paths_[transfer.path].turn.Started(session.id, direction,
+                                                      session.pending[transfer.path].size() + session.dirty.size() + 1);
   transfers_[transfer.id] = in_flight;
   model_.Started(transfer.path, direction, now_ns_);
   steps_.TransferBegins(block.owner->session->steps, transfer);
@@ -82,9 +99,19 @@ bool Scheduler::HasRoom(PathIndex index, uint64_t bytes) const {
   return capacity == 0 || path.extent_bytes + bytes <= capacity;
 }
 
+// A block of a session that has a path's turn: others' may have to wait for its end.
+bool Scheduler::FlushInTurn() {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (!MayQueue(i, Direction::kWrite)) continue;
+    Session* const holder = paths_[i].turn.holder() == 0 ? nullptr : Find(paths_[i].turn.holder());
+    if (holder != nullptr && !holder->dirty.empty() && StartFlush(holder->dirty.back())) return true;
+  }
+  return false;
+}
+
 // The victim; where subgroups have paths of their own and its path is busy, a block whose path is not.
 bool Scheduler::FlushOne(Block& victim) {
-  if (StartFlush(victim)) return true;
+  if (StartFlush(victim) || FlushInTurn()) return true;
   if (model_.policy() != Policy::kProportional) return false;
   bool can = false;
   for (PathIndex i = 0; i < paths_.size(); ++i) can |= MayQueue(i, Direction::kWrite);
@@ -100,7 +127,9 @@ bool Scheduler::FlushOne(Block& victim) {
 PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
   const Session& session = *block.owner->session;
   if (const Subgroup* subgroup = block.owner->subgroup(); subgroup != nullptr && subgroup->home != kNone) {
-    if (HasRoom(subgroup->home, bytes)) return MayQueue(subgroup->home, Direction::kWrite) ? subgroup->home : kNone;
+    if (HasRoom(subgroup->home, bytes)) {
+      return MayStart(subgroup->home, Direction::kWrite, session) ? subgroup->home : kNone;
+    }
   }
   const auto in_use = [&](size_t i) { return static_cast<double>(session.extents[i].bytes_in_use()); };
   double total = static_cast<double>(bytes);
@@ -121,12 +150,12 @@ PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
     furthest = targets[i] - in_use(i);
     best = static_cast<PathIndex>(i);
   }
-  if (best == kNone || MayQueue(best, Direction::kWrite)) return best;
+  if (best == kNone || MayStart(best, Direction::kWrite, session)) return best;
   // Its queue is full. One that has nothing to write may take up to two queues' worth more than its share.
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     const double spare =
         2.0 * model_.QueueBlocks(i, Direction::kWrite) * static_cast<double>(BufferBytes(options_.block_elements));
-    if (room_bytes_[i] > 0 && paths_[i].writes == 0 && MayQueue(i, Direction::kWrite) &&
+    if (room_bytes_[i] > 0 && paths_[i].writes == 0 && MayStart(i, Direction::kWrite, session) &&
         in_use(i) - targets[i] < spare) {
       return i;
     }
@@ -201,16 +230,28 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
 
 // ---- Fetching ----
 
+// Whose blocks on the path are to be read next: the one that has its turn, else the one that FairShare says; nullptr if
+// none waits, or may.
+Session* Scheduler::Reader(PathIndex path) {
+  Session* const next = fair_share_.Next(path);
+  const Turn& turn = paths_[path].turn;
+  if (next == nullptr || turn.Allows(next->id, Direction::kRead)) return next;
+  Session* const holder = Find(turn.holder());
+  const bool can = holder != nullptr && !holder->pending[path].empty() && turn.Allows(holder->id, Direction::kRead);
+  return can ? holder : nullptr;
+}
+
 // Among paths that may take a read, the one whose waiting reads take longest; kNone if none waits. For each path that
 // has still more to read, and whose queue is full just now, a buffer is kept back: else those that are ahead take them
 // all, and the slowest is read alone at the end.
-PathIndex Scheduler::ChooseReadPath() const {
+PathIndex Scheduler::ChooseReadPath() {
   const auto seconds = [this](PathIndex i) {
     return static_cast<double>(paths_[i].pending_bytes) * model_.read_cost(i);
   };
   PathIndex best = kNone;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes == 0 || !MayQueue(i, Direction::kRead)) continue;
+    if (paths_[i].turn.on() && Reader(i) == nullptr) continue;
     if (best == kNone || seconds(i) > seconds(best)) best = i;
   }
   if (best == kNone || flushing_ == 0) return best;
@@ -226,7 +267,7 @@ bool Scheduler::FetchOne() {
   const PathIndex path = ChooseReadPath();
   if (path != kNone) {
     // Neither kind starves the other: who writes a large object always has a block that is not read.
-    Session* reader = fair_share_.Next(path);
+    Session* reader = Reader(path);
     if (session == nullptr || FairShare::Before(*reader, *session)) {
       session = reader;
       queue = path;
@@ -311,6 +352,7 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   const InFlight in_flight = it->second;
   transfers_.erase(it);
   const Transfer& transfer = in_flight.transfer;
+  paths_[transfer.path].turn.Ended(in_flight.turn, transfer.direction);
   if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
   steps_.TransferEnds(in_flight.block->owner->session->steps, transfer, result.bytes);
   if (trace_.on()) TraceTransfer(in_flight, result);
@@ -404,6 +446,7 @@ bool Scheduler::FetchAheadOne() {
     if (paths_[i].pending_bytes > 0 || !MayQueue(i, Direction::kRead)) continue;
     Block* block = NextAhead(i);
     if (block == nullptr || RoomAhead(i, *block) == 0) continue;
+    if (!paths_[i].turn.Allows(block->owner->session->id, Direction::kRead)) continue;
     BufferIndex buffer;
     MLPO_CHECK(TakeBuffer(NodeOf(i), &buffer));
     LeaveLists(*block);

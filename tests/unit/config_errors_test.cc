@@ -45,9 +45,7 @@ TEST_CASE("LoadConfig.UnknownKeysNameTheNearest") {
   ExpectOne("[wholly.different]\nx = 1\n", 1, {"[wholly]", "[daemon] [memory]"});
   ExpectOne("pool = \"1GiB\"\n", 1, {"unknown key pool", "memory.pool"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nreadlimit = 1\n", 3, {"path.readlimit", "did you mean read_limit?"});
-  ExpectOne("[[path]]\ndirectory = \"/a\"\nexclusive = true\n", 3, {"unknown key path.exclusive"});
-  ExpectOne("[[path]]\ndirectory = \"/a\"\nwrite_budget = \"40TB/day\"\n", 3, {"unknown key path.write_budget"});
-  ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = {}\n", 3, {"unknown key path.turn"});
+  ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = { block = 4 }\n", 3, {"path.turn.block", "did you mean turn.blocks?"});
 }
 
 TEST_CASE("LoadConfig.KeysAndSectionsUsedTwiceNameBothPlaces") {

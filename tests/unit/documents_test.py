@@ -120,7 +120,7 @@ class Configuration(unittest.TestCase):
         known = settings()
         self.assertEqual({name for name in page if name.startswith("[")}, set(known))
         for section, keys in known.items():
-            described = re.findall(r"^\*(\w+)\* \((\w+); (?:default )?([^)]*)\)\n\t\S", page[section], re.M)
+            described = re.findall(r"^\*([\w.]+)\* \((\w+); (?:default )?([^)]*)\)\n\t\S", page[section], re.M)
             with self.subTest(section):
                 self.assertEqual([key for key, _, _ in described], list(keys))
             for key, _, default in described:
@@ -137,7 +137,7 @@ class Configuration(unittest.TestCase):
         for line in example.splitlines():
             if heading := re.match(r"(?:# ?)?(\[\[?\w+\]\]?)\s*(#.*)?$", line):
                 section = heading[1]
-            elif key := re.match(r"(?:# ?)?([a-z_]+) = ", line):
+            elif key := re.match(r"(?:# ?)?([a-z_.]+) = ", line):
                 found.setdefault(section, []).append(key[1])
         for name, keys in settings().items():
             with self.subTest(name):
@@ -146,7 +146,7 @@ class Configuration(unittest.TestCase):
 
     def test_the_example_is_accepted_with_every_key(self) -> None:
         example = (REPO / "deploy" / "config" / "mlpo.toml").read_text()
-        every = re.sub(r"^# ?(\w+ = |\[\[path\]\])", r"\1", example, flags=re.M)
+        every = re.sub(r"^# ?([\w.]+ = |\[\[path\]\])", r"\1", example, flags=re.M)
         for text in (example, every):
             with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
                 file.write(text)
