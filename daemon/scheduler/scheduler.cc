@@ -133,6 +133,7 @@ void Scheduler::Keep(SessionId id, std::unique_ptr<Session> session) {
   session->extents.resize(paths_.size());
   session->pending = std::vector<PendingSet>(paths_.size() + 1);
   session->away = std::vector<BlockList>(paths_.size());
+  all_sessions_.push_back(session.get());
   sessions_[id] = std::move(session);
 }
 
@@ -226,6 +227,7 @@ void Scheduler::MaybeGone(Session& session) {
   const SessionId id = session.id;
   steps_.Forget(session.steps);
   const bool known = !IsStore(id) || static_cast<ObjectStore&>(session).has_files;
+  std::erase(all_sessions_, &session);
   sessions_.erase(id);
   if (known) actions_->SessionGone(id);
 }

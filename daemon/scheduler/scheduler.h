@@ -321,6 +321,7 @@ class Scheduler {
   std::vector<PathState> paths_;
   uint32_t low_water_;
   std::map<SessionId, std::unique_ptr<Session>> sessions_;        // and stores
+  std::vector<Session*> all_sessions_;                            // of sessions_, which is slow to walk along
   std::map<std::pair<uint32_t, std::string>, TrainingJob> jobs_;  // by uid and name
   FairShare fair_share_;
   SessionId next_store_ = kStoreBit | 1;

@@ -84,8 +84,13 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t p
 
 void Scheduler::PumpFlushes() {
   const uint64_t asked = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
-  for (Block* victim = Victim(); victim != nullptr; victim = Victim()) {
-    if (free_.size() + clean_.size() + flushing_ >= asked + WantedAhead(victim)) break;
+  uint64_t most = asked;  // most often there is enough, and nobody need be looked for
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (paths_[i].pending_bytes == 0) most += model_.QueueBlocks(i, Direction::kRead);
+  }
+  while (free_.size() + clean_.size() + flushing_ < most) {
+    Block* const victim = Victim();
+    if (victim == nullptr || free_.size() + clean_.size() + flushing_ >= asked + WantedAhead(victim)) break;
     if (pending_ == 0 && IsGrowing(*victim)) break;
     if (working_ > 0 && IsAboutToBeUsed(*victim)) break;
     if (!FlushOne(*victim)) break;
@@ -388,7 +393,7 @@ bool Scheduler::IsAboutToBeUsed(const Block& block) const {
 Block* Scheduler::Victim() const {
   Block* victim = nullptr;
   std::pair<int64_t, int64_t> farthest;
-  for (const auto& [id, session] : sessions_) {
+  for (Session* const session : all_sessions_) {
     if (session->dirty.empty()) continue;
     Block& last = session->dirty.back();
     const std::pair<int64_t, int64_t> use(NextUse(last), last.used_ns);
@@ -403,7 +408,7 @@ Block* Scheduler::Victim() const {
 Block* Scheduler::NextAhead(PathIndex path) const {
   Block* next = nullptr;
   int64_t first_ns = kNever;
-  for (const auto& [id, session] : sessions_) {
+  for (Session* const session : all_sessions_) {
     BlockList& away = session->away[path];
     while (!away.empty() && away.front().epoch + 1 < session->epoch) away.pop_front();  // was not in the last step
     if (session->ending || away.empty()) continue;
@@ -430,7 +435,7 @@ uint32_t Scheduler::RoomAhead(PathIndex index, const Block& block) const {
 // has still to update is not: one that has been updated by then will do better.
 uint64_t Scheduler::WantedAhead(const Block* victim) const {
   uint64_t wanted = 0;
-  if (victim == nullptr || victim->epoch < victim->owner->session->epoch) return 0;
+  if (victim->epoch < victim->owner->session->epoch) return 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes > 0) continue;
     const Block* block = NextAhead(i);

@@ -46,6 +46,7 @@ TEST_CASE("LoadConfig.UnknownKeysNameTheNearest") {
   ExpectOne("pool = \"1GiB\"\n", 1, {"unknown key pool", "memory.pool"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nreadlimit = 1\n", 3, {"path.readlimit", "did you mean read_limit?"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = { block = 4 }\n", 3, {"path.turn.block", "did you mean turn.blocks?"});
+  ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = 4\n", 3, {"unknown key path.turn"});
 }
 
 TEST_CASE("LoadConfig.KeysAndSectionsUsedTwiceNameBothPlaces") {
@@ -88,6 +89,8 @@ TEST_CASE("LoadConfig.OutOfRangeSaysWhatIsAllowed") {
   ExpectOne("[adam]\ntarget = \"sse2\"\n", 2, {"auto, scalar, avx2, avx512"});
   ExpectOne("[adam]\nworkers = 4294967297\n", 2, {"1 to 1024"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nengine = \"aio\"\n", 3, {"auto, io_uring, threads"});
+  ExpectOne("[[path]]\ndirectory = \"/a\"\nexclusive = true\nturn = { blocks = 4 }\n", 1, {"leave out turn.blocks"});
+  ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = { direction = \"one\" }\n", 1, {"needs turn.blocks"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nduplex = 2.5\n", 3, {"path.duplex", "0.5 to 2"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nread_limit = -5\n", 3, {"path.read_limit"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nread_limit = nan\n", 3, {"finite"});

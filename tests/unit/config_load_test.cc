@@ -51,12 +51,14 @@ direct = true
 read_limit = "345MB/s"
 write_limit = 180000000
 duplex = 1.25
+exclusive = true
 
 [[path]]
 directory = "/scratch/pfs"
 persistent = true
 engine = "threads"
 direct = false
+turn = { blocks = 8, direction = "one" }
 )";
 
 void CheckEverySetting(const Config& config) {
@@ -91,12 +93,17 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.paths[0].read_limit == 345e6);
   CHECK(config.paths[0].write_limit == 180e6);
   CHECK(config.paths[0].duplex == 1.25);
+  CHECK(config.paths[0].exclusive);
+  CHECK(config.paths[0].turn_blocks == 0);
+  CHECK(config.paths[0].turn_direction == "both");
   CHECK(config.paths[1].name == "pfs");
   CHECK(config.paths[1].directory == "/scratch/pfs");
   CHECK(config.paths[1].persistent);
   CHECK(config.paths[1].engine == "threads");
   CHECK_FALSE(config.paths[1].direct);
   CHECK(config.paths[1].capacity_bytes == 0);
+  CHECK(config.paths[1].turn_blocks == 8);
+  CHECK(config.paths[1].turn_direction == "one");
 }
 
 }  // namespace
@@ -112,8 +119,8 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
 
 TEST_CASE("LoadConfig.TheTableHasEveryFieldOfConfig") {
   // Each field of config.h must be settable and printed: 10 + 5 + 3 + 3 and 9 a path.
-  CHECK(Settings().size() == 21);
-  CHECK(PathSettings().size() == 9);
+  CHECK(Settings().size() == 23);
+  CHECK(PathSettings().size() == 14);
 }
 
 TEST_CASE("PrintConfig.LoadsBackToTheSame") {

@@ -37,6 +37,9 @@ class Scenario {
     for (PathParameters& path : options.paths) {
       if (Below(3) == 0) path = {};  // not declared
     }
+    if (Below(2) == 0) {
+      for (size_t i = 0; i < paths; ++i) options.turns.push_back({Below32(5), Below(2) == 0, Below(3) == 0});
+    }
     options.small_objects_bytes = Below(2) * 40'000;
     const int64_t block_ns = 1 + static_cast<int64_t>(Below(100'000));
     const int64_t stats_ns = static_cast<int64_t>(Below(2) * Below(50'000));
@@ -261,6 +264,7 @@ TEST_CASE("SchedulerProperties.TrainingsEndWithAnyPoolPathsAndRanks") {
     }
     constexpr uint32_t kPools[] = {1, 2, 3, 5, 9, 16, 33, 64};
     training.options = SimulatedOptions(kPools[below(8)], training.speeds);
+    if (below(2) == 0) training.options.turns.assign(training.speeds.size(), {below(6), below(2) == 0, below(3) == 0});
     training.work = {1 + below(3'000'000), below(2) * 100'000, 1 + below(4)};
     training.barrier = below(2) == 0;
     training.steps = 3;
