@@ -58,8 +58,8 @@ void ThreadQueue::Submit(const Transfer& transfer) {
   std::optional<TransferResult> ended;
   {
     std::lock_guard lock(mutex_);
-    ended = table_.Add(transfer, path_->descriptor(transfer.file), pool_->data(transfer.buffer) + transfer.buffer_offset,
-                       NowNs());
+    ended = table_.Add(transfer, path_->descriptor(transfer.file),
+                       pool_->data(transfer.buffer) + transfer.buffer_offset, NowNs());
   }
   if (ended) {
     results_->Put(*ended);

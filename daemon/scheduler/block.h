@@ -52,12 +52,12 @@ struct Block {
   BlockOwner* owner = nullptr;
   uint32_t index = 0;  // in the owner
   BlockState state = BlockState::kAway;
-  uint8_t nonzero = 0;  // parts whose content is not known to be all zero; only these are ever read or written
-  uint8_t filled = 0;   // parts that the buffer holds; workers zero the others first
-  bool ahead = false;   // fetched before anybody asked, and not used since
+  uint8_t nonzero = 0;      // parts whose content is not known to be all zero; only these are ever read or written
+  uint8_t filled = 0;       // parts that the buffer holds; workers zero the others first
+  bool ahead = false;       // fetched before anybody asked, and not used since
   bool grad_saved = false;  // the extent has the gradient
   bool lone_grad = false;   // its buffer has the gradient only, which is nowhere else; its state is in its extent
-  uint64_t first = 0;   // element of the subgroup, or byte of the object
+  uint64_t first = 0;       // element of the subgroup, or byte of the object
   uint64_t count = 0;
   uint32_t epoch = 0;   // of its last update
   int64_t used_ns = 0;  // when work on it last ended

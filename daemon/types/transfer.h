@@ -1,4 +1,5 @@
-// Transfer: a block's way, or that of a part of it, between a pool buffer and a file on a path. Made by the scheduler, carried out by io/.
+// Transfer: a block's way, or that of a part of it, between a pool buffer and a file on a path. Made by the scheduler,
+// carried out by io/.
 #pragma once
 
 #include <cstddef>

@@ -45,7 +45,8 @@ TEST_CASE("LoadConfig.UnknownKeysNameTheNearest") {
   ExpectOne("[wholly.different]\nx = 1\n", 1, {"[wholly]", "[daemon] [memory]"});
   ExpectOne("pool = \"1GiB\"\n", 1, {"unknown key pool", "memory.pool"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nreadlimit = 1\n", 3, {"path.readlimit", "did you mean read_limit?"});
-  ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = { block = 4 }\n", 3, {"path.turn.block", "did you mean turn.blocks?"});
+  ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = { block = 4 }\n", 3,
+            {"path.turn.block", "did you mean turn.blocks?"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = 4\n", 3, {"unknown key path.turn"});
 }
 

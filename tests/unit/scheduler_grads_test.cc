@@ -209,8 +209,8 @@ TEST_CASE("KeptGradients.RandomOperations") {
     std::mt19937_64 random(seed);
     const auto below = [&](uint64_t n) { return random() % n; };
     const size_t paths = 1 + below(3);
-    FakeTier tier(Options(static_cast<uint32_t>(1 + below(12)), paths), std::vector<FakeTier::PathSpeed>(paths, {1e9, 5e8}),
-                  FakeTier::Work{200'000, 50'000, 2});
+    FakeTier tier(Options(static_cast<uint32_t>(1 + below(12)), paths),
+                  std::vector<FakeTier::PathSpeed>(paths, {1e9, 5e8}), FakeTier::Work{200'000, 50'000, 2});
     const int fault_rate = below(2) ? 0 : 30;
     for (PathIndex i = 0; i < paths; ++i) {
       tier.SetFault(i, [&random, fault_rate](const Transfer&) {
