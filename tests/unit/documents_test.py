@@ -57,7 +57,10 @@ def settings() -> dict[str, dict[str, object]]:
     config = tomllib.loads(printed)
     paths = config.pop("path")
     assert len(paths) == 1
-    return {**{f"[{name}]": keys for name, keys in config.items()}, "[[path]]": paths[0]}
+    path: dict[str, object] = {}
+    for key, value in paths[0].items():  # turn.blocks is printed so, and read as a table
+        path |= {f"{key}.{part}": of for part, of in value.items()} if isinstance(value, dict) else {key: value}
+    return {**{f"[{name}]": keys for name, keys in config.items()}, "[[path]]": path}
 
 
 def completions(*words: str) -> set[str]:
