@@ -149,7 +149,8 @@ Status Daemon::OpenPool() {
   std::erase_if(options.nodes, [](const NumaNode& node) { return !node.memory; });
   options.interleave = config_.memory.numa == "interleave";
   options.grow = true;
-  Doing("making the first of a pool of " + std::to_string(options.pool_bytes) + " bytes", kFirstPiecesBytes);
+  Doing("making the first of a pool of " + std::to_string(options.pool_bytes) + " bytes",
+        std::min(options.pool_bytes, kFirstPiecesBytes));
   Result<std::unique_ptr<BufferPool>> pool = BufferPool::Create(options);
   if (!pool.ok()) return pool.status();
   pool_ = std::move(*pool);
@@ -185,7 +186,7 @@ Status Daemon::StartQueues() {
                                       [](const PathConfig& path) { return path.engine != "threads"; });
   if (uses_uring) uring_pool_ = UringPool::Open(pool_.get());
   for (size_t i = 0; i < paths_.size(); ++i) {
-    Doing("registering the pool with path " + paths_[i]->name(), kFirstPiecesBytes);
+    Doing("registering the pool with path " + paths_[i]->name(), std::min(pool_->pool_bytes(), kFirstPiecesBytes));
     PathQueue::Options options;
     options.index = static_cast<PathIndex>(i);
     options.engine = config_.paths[i].engine;

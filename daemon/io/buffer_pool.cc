@@ -159,7 +159,11 @@ Status BufferPool::Map() {
   map_bytes_ = pieces_.size() * stride_bytes_ + unit;
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* map = ::mmap(nullptr, map_bytes_, PROT_NONE, flags, -1, 0);  // a place; its pieces follow
-  if (map == MAP_FAILED) return Status::Errno(errno, "mapping a pool of " + ByteText(pool_bytes()));
+  if (map == MAP_FAILED) {
+    const Status failed = Status::Errno(errno, "mapping a pool of " + ByteText(pool_bytes()));
+    const Status fits = CheckMemory(memory_, pool_bytes());
+    return fits.ok() ? failed : fits;
+  }
   map_ = static_cast<std::byte*>(map);
   base_ = map_ + (RoundUp(reinterpret_cast<uintptr_t>(map_), unit) - reinterpret_cast<uintptr_t>(map_));
   for (uint32_t i = 0; i < pieces_.size(); ++i) {

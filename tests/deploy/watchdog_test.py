@@ -95,7 +95,8 @@ def main() -> None:
 
         daemon = node.Service(command, notify, environment=watched)
         daemon.wait_for("READY=1")
-        for step in ("opening path path", "making a pool of 6291456 bytes", "registering the pool with path path"):
+        making = "making the first of a pool of 6291456 bytes"
+        for step in ("opening path path", making, "registering the pool with path path"):
             said = daemon.heard.index(f"STATUS={step}") if f"STATUS={step}" in daemon.heard else len(daemon.heard)
             if daemon.heard[said + 1 : said + 2] != ["EXTEND_TIMEOUT_USEC=60000000"]:
                 node.fail(f"no time for {step} was asked for: {daemon.heard}")
