@@ -75,6 +75,10 @@ Policy PolicyOf(const std::string& name) {
   return name == "proportional" ? Policy::kProportional : name == "ratio" ? Policy::kRatio : Policy::kAdaptive;
 }
 
+Order OrderOf(const std::string& name) {
+  return name == "alternating" ? Order::kAlternating : name == "ascending" ? Order::kAscending : Order::kAdaptive;
+}
+
 }  // namespace
 
 double ParametersPerS(const std::vector<PathConfig>& paths) {
@@ -219,6 +223,7 @@ Status Daemon::StartLoop() {
   options.queue_blocks = config_.scheduler.queue_blocks;
   options.no_path_timeout_ns = config_.scheduler.no_path_timeout_s * kNsPerS;
   options.policy = PolicyOf(config_.scheduler.policy);
+  options.order = OrderOf(config_.scheduler.order);
   options.learn = config_.scheduler.learn;
   options.seed = std::hash<std::string>()(config_.daemon.node);
   options.paths = parameters_;

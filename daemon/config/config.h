@@ -43,6 +43,7 @@ struct AdamConfig {
 
 struct SchedulerConfig {
   std::string policy = "adaptive";  // adaptive, proportional, ratio: which path holds how much
+  std::string order = "adaptive";   // adaptive, alternating, ascending: of a step's blocks, and which stay in memory
   bool learn = true;                // paths' speeds, from what they do
   uint32_t queue_blocks = 0;        // in flight per path and direction; 0: as measured, else by the path's speed
   int64_t no_path_timeout_s = 30;   // no path can take a block for so long: requests fail

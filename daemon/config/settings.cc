@@ -290,7 +290,8 @@ std::vector<Setting<Config>> BuildSettings() {
           Choice("target", &A::target, {"auto", "scalar", "avx2", "avx512"})});
   using S = SchedulerConfig;
   Append(&all, "scheduler", &Config::scheduler,
-         {Choice("policy", &S::policy, {"adaptive", "proportional", "ratio"}), Flag("learn", &S::learn),
+         {Choice("policy", &S::policy, {"adaptive", "proportional", "ratio"}),
+          Choice("order", &S::order, {"adaptive", "alternating", "ascending"}), Flag("learn", &S::learn),
           Integer("queue_blocks", &S::queue_blocks, {.min = 1, .max = 1024, .zero = true}),
           Duration("no_path_timeout", &S::no_path_timeout_s, {.min = 1, .max = 86400}),
           Size("piece", &S::piece_bytes, {.min = kMiB, .max = 8 * kMiB, .multiple = 4096}),

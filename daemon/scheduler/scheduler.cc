@@ -185,6 +185,7 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
   Session* session = Find(id);
   if (session == nullptr || session->ending) return;
   session->ending = true;
+  session->line.clear();
   ops_ -= session->unanswered;
   for (auto& [handle, subgroup] : session->subgroups) EndOwner(*subgroup);
   EndUseOfObjects(*session);

@@ -77,6 +77,13 @@ class SchedulerActions {
   virtual void SessionGone(SessionId session) = 0;
 };
 
+// In which order a step's blocks are taken, and which stay in memory.
+enum class Order : uint8_t {
+  kAdaptive,     // those in memory first; those stay that are used first
+  kAlternating,  // as submitted, each second step backwards; those stay that were used last
+  kAscending,    // as submitted; those stay that were used last
+};
+
 class Scheduler {
  public:
   struct Options {
@@ -87,6 +94,7 @@ class Scheduler {
     uint32_t queue_blocks = 0;          // in flight per path and direction; 0: by the path model
     int64_t no_path_timeout_ns = 0;
     Policy policy = Policy::kAdaptive;
+    Order order = Order::kAdaptive;
     bool learn = true;  // speeds, from what the paths do
     uint64_t seed = 0;  // of the path model
     std::vector<PathParameters> paths;
@@ -208,6 +216,8 @@ class Scheduler {
   Failure BeginUpdate(Op& op);
   void BeginStep(Session& session, uint32_t epoch);
   void WantRange(Op& op);
+  void LineUp(Op& op, const std::vector<Block*>& blocks);
+  void WantNext();
   bool Touches(const Op& op, const Block& block, size_t* segment) const;
   void Advance(BlockOwner& owner);
   std::unique_ptr<Op> TakeFront(BlockOwner& owner);

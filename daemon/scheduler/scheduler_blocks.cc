@@ -153,7 +153,8 @@ void Scheduler::SettleInMemory(Block& block) {
                         ? IsGrowing(block) || block.nonzero & kPartGradient  // whose state is wanted before others'
                         : (block.nonzero & ~block.filled) != 0;              // a gradient alone, which is written
   BlockList& list = ListOf(block);
-  last ? list.push_front(block) : list.push_back(block);
+  const bool least_recently = options_.order != Order::kAdaptive && block.state == BlockState::kDirty;
+  last || least_recently ? list.push_front(block) : list.push_back(block);
 }
 
 // Its next use can be foreseen if it was updated before.

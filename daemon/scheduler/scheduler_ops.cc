@@ -1,5 +1,6 @@
 // Scheduler: operations, from submission to completion.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "daemon/base/check.h"
@@ -269,8 +270,33 @@ Failure Scheduler::BeginUpdate(Op& op) {
   op.updated_any = subgroup.torn;
   BeginStep(*op.session, target);
   op.left = static_cast<uint32_t>(wanted.size());
+  if (options_.order != Order::kAdaptive) {
+    LineUp(op, wanted);
+    return {};
+  }
   for (Block* block : wanted) WantBlock(op, *block);
   return {};
+}
+
+// Blocks that are to be wanted in an order that is not the scheduler's own.
+void Scheduler::LineUp(Op& op, const std::vector<Block*>& blocks) {
+  const bool backwards = options_.order == Order::kAlternating && op.session->epoch % 2 == 0;
+  const int64_t sign = backwards ? -1 : 1;
+  for (const Block* block : blocks) {
+    op.session->line.insert({op.priority(), sign * static_cast<int64_t>(op.sequence), sign * block->index, &op});
+  }
+}
+
+// Wants the blocks that are next in line: as many as keep the paths busy wait for a buffer, so that what is in memory
+// waits, too, until those before it have one.
+void Scheduler::WantNext() {
+  if (options_.order == Order::kAdaptive) return;
+  for (auto& [id, session] : sessions_) {
+    while (!session->line.empty() && session->share.waiting_blocks < low_water_) {
+      const InLine next = session->line.extract(session->line.begin()).value();
+      WantBlock(*next.op, next.op->owner->blocks[static_cast<size_t>(std::abs(next.index))]);
+    }
+  }
 }
 
 // The first UPDATE of an epoch begins.
@@ -307,6 +333,7 @@ void Scheduler::Advance(BlockOwner& owner) {
 // Stops op: blocks that have not begun are not wanted any more; it ends when those in motion have.
 void Scheduler::FailOp(Op& op, Failure failure) {
   if (op.failure.status == 0) op.failure = std::move(failure);
+  std::erase_if(op.session->line, [&op](const InLine& waits) { return waits.op == &op; });
   for (uint32_t i = op.first_block; i < op.end_block; ++i) {
     Block& block = op.owner->blocks[i];
     if (block.want != &op || block.state == BlockState::kWorking || block.state == BlockState::kFetching) continue;

@@ -28,8 +28,12 @@ int64_t PauseNs(int error, uint32_t failures) {
 void Scheduler::Pump() {
   do {
     PumpGradients();
+    WantNext();
     PumpFlushes();
-    while (FetchOne()) PumpFlushes();
+    while (FetchOne()) {
+      WantNext();
+      PumpFlushes();
+    }
     while (FetchAheadOne()) {
     }
   } while (YieldTurns());
@@ -372,8 +376,9 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
 // ---- Ahead of use ----
 
 // When a block will be wanted, as far as can be foreseen: as long after its last use as its session's steps take.
-// Never, if that is long past, or if its session has not made two steps.
+// Never, if that is long past, if its session has not made two steps, or if the order takes no account of it.
 int64_t Scheduler::NextUse(const Block& block) const {
+  if (options_.order != Order::kAdaptive) return kNever;
   const int64_t period_ns = block.owner->session->period_ns;
   const int64_t next_ns = block.used_ns + period_ns;
   return period_ns == 0 || now_ns_ > next_ns + period_ns ? kNever : next_ns;

@@ -4,8 +4,11 @@
 #pragma once
 
 #include <boost/intrusive/set.hpp>
+#include <compare>
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,6 +37,15 @@ struct ObjectHandle {
   bool writes = false;
 };
 
+// A block that an UPDATE has not asked for yet, where the order is not the scheduler's own; the least first.
+struct InLine {
+  uint32_t priority = 0;
+  int64_t sequence = 0;  // of the UPDATE, negative in steps that go backwards; the block's index likewise
+  int64_t index = 0;
+  Op* op = nullptr;
+  auto operator<=>(const InLine&) const = default;
+};
+
 struct TrainingJob;
 struct ObjectStore;
 
@@ -49,6 +61,7 @@ struct Session {
   std::map<SubgroupId, std::unique_ptr<Subgroup>> subgroups;
   std::map<uint32_t, ObjectHandle> handles;
   std::vector<ExtentMap> extents;   // per path
+  std::set<InLine> line;            // Options::order is not kAdaptive: blocks of UPDATEs that nobody wants yet
   std::vector<PendingSet> pending;  // per path to read from; the last one: blocks that are not read
   BlockList dirty;                  // kDirty and not wanted, the last used at the back
   std::vector<BlockList> away;      // per path: kAway, not wanted, with an update behind them; order of use, nearly
