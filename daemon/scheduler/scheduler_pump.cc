@@ -426,10 +426,10 @@ Block* Scheduler::NextAhead(PathIndex path) const {
 }
 
 // How many more blocks of a path may be fetched before they are wanted. Those of the step under way cost nothing; for
-// the next step no more than keep the path busy, since each one costs a buffer that could have kept another.
+// the next step one, however deep the queue: each costs a buffer that could have kept another.
 uint32_t Scheduler::RoomAhead(PathIndex index, const Block& block) const {
   const PathState& path = paths_[index];
-  uint32_t limit = std::max(1u, model_.QueueBlocks(index, Direction::kRead) - 1);
+  uint32_t limit = 1;
   if (block.epoch < block.owner->session->epoch) {
     limit = std::max(limit, free_.added() / 4 / static_cast<uint32_t>(paths_.size()));
   }
