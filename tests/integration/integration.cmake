@@ -7,7 +7,7 @@ mlpo_test(training_test LIBS mlpo_daemon_process mlpo_client_static mlpo_adam
   SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/integration/training_test.cc)
 
 add_test(NAME bench_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/integration/bench_test.sh ${PROJECT_BINARY_DIR}/bin)
-set_tests_properties(bench_test PROPERTIES TIMEOUT 120)
+set_tests_properties(bench_test PROPERTIES TIMEOUT 300)
 # Programs under sanitizers are tested by the other tests.
 if(NOT MLPO_SANITIZE)
   add_test(NAME compare_smoke_test COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/integration/compare_test.sh ${PROJECT_BINARY_DIR}/bin)

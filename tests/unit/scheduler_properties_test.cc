@@ -3,7 +3,7 @@
 // buffer is used twice or before its transfer ends, counters are what the devices saw, and in the end all is free. What
 // a buffer or extent holds is checked by the tier at each use.
 //
-// MLPO_LONG=1 runs 100 times as many. A failure names its seed; MLPO_SEED=n runs that one alone.
+// MLPO_LONG=1 runs over 200 times as many. A failure names its seed; MLPO_SEED=n runs that one alone.
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
@@ -246,7 +246,7 @@ bool Long() {
 
 TEST_CASE("SchedulerProperties.RandomScenarios") {
   if (const char* seed = std::getenv("MLPO_SEED")) return Scenario(std::strtoull(seed, nullptr, 10)).Run();
-  const uint64_t scenarios = Long() ? 100'000 : 1000;
+  const uint64_t scenarios = Long() ? 100'000 : 400;
   for (uint64_t seed = 1; seed <= scenarios; ++seed) {
     INFO("MLPO_SEED=" << seed);
     Scenario(seed).Run();
@@ -254,7 +254,7 @@ TEST_CASE("SchedulerProperties.RandomScenarios") {
 }
 
 TEST_CASE("SchedulerProperties.TrainingsEndWithAnyPoolPathsAndRanks") {
-  const uint64_t scenarios = Long() ? 10'000 : 100;
+  const uint64_t scenarios = Long() ? 10'000 : 50;
   for (uint64_t seed = 1; seed <= scenarios; ++seed) {
     std::mt19937_64 random(seed);
     const auto below = [&](uint64_t n) { return static_cast<uint32_t>(random() % n); };
