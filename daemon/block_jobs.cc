@@ -48,7 +48,7 @@ UpdateJob::UpdateJob(const Op& op, Block& block, std::byte* buffer)
       grad_dtype_(gradient_bytes_ > 0 ? kept_as_ : op.subgroup()->spec.grad_dtype),
       dtype_(op.subgroup()->spec.dtype),
       grad_(gradient_bytes_ > 0 ? nullptr : op.subgroup()->spec.grad),
-      param_(op.subgroup()->spec.param) {}
+      param_(op.InSlot(op.subgroup()->spec.param)) {}
 
 void UpdateJob::RunPiece(uint32_t piece) {
   FillPiece(piece);
@@ -83,7 +83,7 @@ GradientJob::GradientJob(const Op& op, Block& block, std::byte* buffer)
     : BlockJob(block, buffer),
       segments_(op.segments),
       grad_dtype_(op.subgroup()->spec.grad_dtype),
-      grad_(op.subgroup()->spec.grad) {}
+      grad_(op.InSlot(op.subgroup()->spec.grad)) {}
 
 // What no VALUE piece names becomes 0: whatever the buffer held is somebody else's.
 void GradientJob::ZeroTo(uint64_t begin_bytes, uint64_t end_bytes) {
@@ -169,7 +169,8 @@ void ObjectJob::RunPiece(uint32_t piece) {
 
 void ObjectJob::Finish(Scheduler& scheduler, int64_t now_ns) { scheduler.BlockWorkDone(block_, now_ns); }
 
-StatsJob::StatsJob(Op* op) : op_(op), grad_(op->subgroup()->spec.grad), dtype_(op->subgroup()->spec.grad_dtype) {
+StatsJob::StatsJob(Op* op)
+    : op_(op), grad_(op->InSlot(op->subgroup()->spec.grad)), dtype_(op->subgroup()->spec.grad_dtype) {
   pieces = PieceCount(op->stats.chunks.size(), kChunksPerPiece);
 }
 

@@ -470,7 +470,8 @@ void DataLoop::MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticke
 }
 
 void DataLoop::PublishEpoch(const Subgroup& subgroup) {
-  auto* header = reinterpret_cast<mlpo_slot_header*>(subgroup.spec.header);
+  auto* header =
+      reinterpret_cast<mlpo_slot_header*>(subgroup.slot ? subgroup.spec.lent + *subgroup.slot : subgroup.spec.header);
   std::atomic_ref<uint64_t>(header->epoch).store(subgroup.epoch, std::memory_order_release);
 }
 

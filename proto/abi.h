@@ -15,8 +15,8 @@
 #define MLPO_FEATURE_UPDATE 1ull   /* GRAD, UPDATE, DISCARD, READ_STATE, WRITE_STATE */
 #define MLPO_FEATURE_OBJECTS 2ull  /* FETCH, FLUSH, DELETE */
 #define MLPO_FEATURE_SNAPSHOT 4ull /* SNAPSHOT and checkpoints */
-#define MLPO_FEATURE_KEEP 8ull     /* GRAD with KEEP */
-#define MLPO_FEATURES_HERE (MLPO_FEATURE_UPDATE | MLPO_FEATURE_OBJECTS)
+#define MLPO_FEATURE_KEEP 8ull     /* REGISTER_KEEP, LEND, GRAD with KEEP, UPDATE with OUTPUT */
+#define MLPO_FEATURES_HERE (MLPO_FEATURE_UPDATE | MLPO_FEATURE_OBJECTS | MLPO_FEATURE_KEEP)
 
 #define MLPO_MAX_JOB 128             /* bytes of a job's name, without terminator */
 #define MLPO_MAX_FRAME 65536         /* bytes of a control frame */
@@ -24,7 +24,8 @@
 #define MLPO_MIN_RING_ENTRIES 8u     /* submissions; a power of two */
 #define MLPO_MAX_RING_ENTRIES 65536u /* submissions; a power of two */
 #define MLPO_SLOT_HEADER_BYTES 128
-#define MLPO_ALIGN 4096 /* of slots, extents and everything that is transferred */
+#define MLPO_SLOT_ALIGN 64 /* of slots in the lent area, and of all regions of slots */
+#define MLPO_ALIGN 4096    /* of slots, extents and everything that is transferred */
 #define MLPO_BOOT_ID_BYTES 16
 
 /* Named objects. */

@@ -55,6 +55,8 @@ enum mlpo_object_step {
 
 /* Submission flags. */
 #define MLPO_UPDATE_APPLY_NONFINITE 1u /* UPDATE: apply a gradient that is not finite, as torch would */
+#define MLPO_GRAD_KEEP 1u              /* GRAD: the bytes are in the slot at staging_offset of the lent area */
+#define MLPO_UPDATE_OUTPUT 2u          /* UPDATE: the parameters go to the slot at staging_offset of the lent area */
 
 /* Slot states, as STAT reports them. */
 enum mlpo_slot_state {
@@ -74,7 +76,7 @@ struct mlpo_submission {
   uint32_t arg;            /* of the operation */
   uint64_t first;          /* elements, or bytes of an object */
   uint64_t count;          /* likewise */
-  uint64_t staging_offset; /* bytes into the staging area */
+  uint64_t staging_offset; /* bytes into the staging area; GRAD, UPDATE: into the lent area */
   uint64_t reserved[2];
 };
 

@@ -26,6 +26,9 @@ enum mlpo_frame_type {
   MLPO_FRAME_STAGED = 11,          /* daemon */
   MLPO_FRAME_BYE = 12,             /* client: an orderly end */
   MLPO_FRAME_ERROR = 13,           /* daemon */
+  MLPO_FRAME_REGISTER_KEEP = 14,   /* client, between BEGIN and END: the subgroup has no slot of its own */
+  MLPO_FRAME_LEND = 15,            /* client: wants the lent area; answered by [ARENA, MAPPED,] LENT or by ERROR */
+  MLPO_FRAME_LENT = 16,            /* daemon */
 };
 
 struct mlpo_frame {
@@ -109,7 +112,7 @@ static_assert(offsetof(struct mlpo_welcome, completions_offset) == 104, "layout"
 static_assert(offsetof(struct mlpo_welcome, errors_offset) == 112, "layout");
 static_assert(offsetof(struct mlpo_welcome, arena_limit_bytes) == 120, "layout");
 
-/* READY, BYE and REGISTER_END are a bare struct mlpo_frame. */
+/* READY, BYE, REGISTER_END and REGISTER_KEEP are a bare struct mlpo_frame. */
 
 struct mlpo_register_begin {
   struct mlpo_frame frame;
@@ -187,14 +190,16 @@ static_assert(offsetof(struct mlpo_registered, param_offset) == 40, "layout");
 static_assert(offsetof(struct mlpo_registered, blocks) == 48, "layout");
 static_assert(offsetof(struct mlpo_registered, reserved) == 52, "layout");
 
+/* Also LEND. */
 struct mlpo_staging {
   struct mlpo_frame frame;
-  uint64_t bytes; /* wanted; a session has one staging area, made once */
+  uint64_t bytes; /* wanted; a session has one staging area, made once. LEND: 0 is all that a fixed arena has left */
 };
 
 static_assert(sizeof(struct mlpo_staging) == 24, "layout");
 static_assert(offsetof(struct mlpo_staging, bytes) == 16, "layout");
 
+/* Also LENT. */
 struct mlpo_staged {
   struct mlpo_frame frame;
   uint32_t arena;

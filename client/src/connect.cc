@@ -147,6 +147,7 @@ extern "C" int mlpo_connect(const mlpo_connect_options* given, mlpo_client** cli
   HandshakeWishes wishes;
   int code = session->mark.Open();
   if (code == 0) code = Prepare(options, session, &wishes);
+  session->arena_bytes = wishes.arena_bytes;
   if (code == 0) {
     const int64_t timeout_ns = options.connect_timeout_ns == 0 ? kConnectTimeoutNs : options.connect_timeout_ns;
     code = Handshake(session, wishes, Deadline::In(timeout_ns));

@@ -115,7 +115,7 @@ int CheckOptions(mlpo_subgroup_options* options) {
   if (!KnownType(options->dtype)) return Fail(-EINVAL, "subgroup %s: dtype %d", options->key, options->dtype);
   if (!KnownType(options->grad_dtype))
     return Fail(-EINVAL, "subgroup %s: grad_dtype %d", options->key, options->grad_dtype);
-  if (options->reserved != 0) return Fail(-EINVAL, "mlpo_subgroup_options.reserved is not 0");
+  if (options->keep > 1) return Fail(-EINVAL, "subgroup %s: keep is %u, neither 0 nor 1", options->key, options->keep);
   if (options->tensors != nullptr && options->tensor_count == 0)
     return Fail(-EINVAL, "subgroup %s: tensors without a tensor_count", options->key);
   uint64_t total = 0;
@@ -162,6 +162,11 @@ int SendRegistration(SessionSocket& socket, const mlpo_subgroup_options& options
   begin.key_bytes = static_cast<uint32_t>(strlen(options.key));
   memcpy(begin.key, options.key, begin.key_bytes);
   int code = socket.Send(&begin, sizeof begin, deadline);
+  if (code == 0 && options.keep != 0) {
+    mlpo_frame keep;
+    SetHeader(&keep, MLPO_FRAME_REGISTER_KEEP, seq);
+    code = socket.Send(&keep, sizeof keep, deadline);
+  }
   if (code == 0) code = SendTensors(socket, options, seq, deadline);
   if (code != 0) return code;
   mlpo_frame end;
@@ -172,7 +177,12 @@ int SendRegistration(SessionSocket& socket, const mlpo_subgroup_options& options
 // The slot, checked to lie within the arena and to be aligned for its element types.
 int TakeSlot(SessionSocket& socket, const ReceivedFrame& answer, mlpo_subgroup* subgroup) {
   const auto* registered = answer.As<mlpo_registered>();
-  if (registered != nullptr && registered->subgroup != 0 && registered->reserved == 0) {
+  if (registered != nullptr && registered->subgroup != 0 && registered->reserved == 0 && subgroup->slot_bytes != 0 &&
+      (registered->arena | registered->header_offset | registered->grad_offset | registered->param_offset) == 0) {
+    subgroup->handle = registered->subgroup;
+    return 0;
+  }
+  if (registered != nullptr && registered->subgroup != 0 && registered->reserved == 0 && subgroup->slot_bytes == 0) {
     const uint64_t grad_bytes = subgroup->numel * ElementBytes(subgroup->grad_dtype);
     const uint64_t param_bytes = subgroup->numel * ElementBytes(subgroup->dtype);
     subgroup->handle = registered->subgroup;
@@ -193,12 +203,34 @@ int Register(mlpo_client* client, const mlpo_subgroup_options& options, mlpo_sub
   TurnHolder turn(socket.turn(), deadline);
   if (!turn.held()) return Fail(-ETIMEDOUT, "another thread's registration still runs");
   uint32_t seq;
-  int code = socket.Begin(deadline, &seq);
+  int code = options.keep != 0 ? client->lent.Open(client, deadline) : 0;
+  if (code == 0) code = socket.Begin(deadline, &seq);
   if (code == 0) code = SendRegistration(socket, options, seq, deadline);
   ReceivedFrame answer;
   if (code == 0) code = socket.Await(MLPO_FRAME_REGISTERED, &answer, deadline);
   if (code == 0) code = TakeSlot(socket, answer, subgroup);
   return code;
+}
+
+// What has to be there before the lent area takes all that is left: the staging area, small enough to leave the most.
+int PrepareLending(mlpo_client* client, Deadline deadline) {
+  if ((client->features & MLPO_FEATURE_KEEP) == 0)
+    return Fail(-EOPNOTSUPP, "this daemon keeps no gradients: register the subgroup without keep");
+  if (client->arena_bytes == 0) {
+    return Fail(-EINVAL,
+                "subgroups with keep share what is left of an arena of a fixed size: connect with arena_bytes");
+  }
+  TurnHolder turn(client->staging.turn(), deadline);
+  if (!turn.held()) return Fail(-ETIMEDOUT, "another thread's state operation still runs");
+  return client->staging.Open(client, deadline, client->arena_bytes / 8);
+}
+
+// A slot for everything that must fit one, with a header.
+uint64_t LentSlotBytes(const mlpo_subgroup_options& options) {
+  const uint64_t grad_bytes = options.numel * ElementBytes(options.grad_dtype);
+  const uint64_t param_bytes = options.numel * ElementBytes(options.dtype);
+  const uint64_t bytes = MLPO_SLOT_HEADER_BYTES + (grad_bytes > param_bytes ? grad_bytes : param_bytes);
+  return (bytes + MLPO_SLOT_ALIGN - 1) / MLPO_SLOT_ALIGN * MLPO_SLOT_ALIGN;
 }
 
 }  // namespace
@@ -228,7 +260,12 @@ int mlpo_subgroup_register(mlpo_client* client, const mlpo_subgroup_options* giv
   subgroup->grad_dtype = options.grad_dtype;
   subgroup->tensor_count = mlpo::client::TensorCount(options);
   const Deadline deadline = Deadline::In(timeout_ns);
-  int code = mlpo::client::Register(client, options, subgroup, deadline);
+  int code = 0;
+  if (options.keep != 0) {
+    subgroup->slot_bytes = mlpo::client::LentSlotBytes(options);
+    code = mlpo::client::PrepareLending(client, deadline);
+  }
+  if (code == 0) code = mlpo::client::Register(client, options, subgroup, deadline);
   if (code != 0) {
     free(memory);
     return code;
@@ -254,8 +291,35 @@ void mlpo_subgroup_free(mlpo_subgroup* subgroup) {
     subgroup->freed = true;
     subgroup->watch = nullptr;
     subgroup->FreeIfUnused();
+    client->ring.WakeWaiters();  // its slot may have come back
   }
   client->Unref();
+}
+
+int mlpo_slot_lend(mlpo_subgroup* subgroup, int64_t timeout_ns) {
+  if (subgroup == nullptr) return Fail(-EINVAL, "subgroup is NULL");
+  mlpo_client* client = subgroup->client;
+  if (int code = client->CheckProcess(); code != 0) return code;
+  MutexLock lock(client->ring.lock());
+  if (int code = client->ring.CheckOpen(); code != 0 || subgroup->slot_bytes == 0) return code;
+  return client->ring.WaitForSlot(&client->lent, subgroup, Deadline::In(timeout_ns));
+}
+
+int mlpo_slot_give_back(mlpo_subgroup* subgroup) {
+  if (subgroup == nullptr) return Fail(-EINVAL, "subgroup is NULL");
+  mlpo_client* client = subgroup->client;
+  if (int code = client->CheckProcess(); code != 0) return code;
+  MutexLock lock(client->ring.lock());
+  client->ring.Reap();
+  if (int code = client->ring.CheckOpen(); code != 0 || subgroup->slot == nullptr) return code;
+  if (!subgroup->MayGiveSlotBack()) {
+    return Fail(MLPO_ERR_SLOT_BUSY,
+                "the daemon has the subgroup's slot, or an update of it failed: wait for its requests, and end an open "
+                "window by an update or a discard");
+  }
+  client->lent.GiveBack(subgroup);
+  client->ring.WakeWaiters();
+  return 0;
 }
 
 int mlpo_subgroup_watch(mlpo_subgroup* subgroup, uint64_t* word) {
@@ -281,12 +345,12 @@ int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info)
   full.dtype = subgroup->dtype;
   full.grad_dtype = subgroup->grad_dtype;
   full.tensor_count = subgroup->tensor_count;
-  full.grad = subgroup->grad;
-  full.param = subgroup->param;
-  full.epoch_word = reinterpret_cast<uint64_t*>(subgroup->header);
   {
     MutexLock lock(client->ring.lock());
     client->ring.Reap();
+    full.grad = subgroup->grad;
+    full.param = subgroup->param;
+    full.epoch_word = reinterpret_cast<uint64_t*>(subgroup->header);
     full.epoch = subgroup->epoch;
     full.updates_ended = subgroup->updates_ended;
     full.update_outstanding = subgroup->update_outstanding ? 1 : 0;

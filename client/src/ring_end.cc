@@ -91,7 +91,10 @@ void RingEnd::Push(mlpo_submission submission, const mlpo_hyper* hyper, mlpo_req
   flight.op = submission.op;
   flight.used = true;
   ++flight.generation;
-  if (subgroup != nullptr) ++subgroup->flights;
+  if (subgroup != nullptr) {
+    ++subgroup->flights;
+    if (submission.op == MLPO_OP_GRAD) ++subgroup->grad_flights;
+  }
   submission.user_data = static_cast<uint64_t>(flight.generation) << 32 | index;
   if (hyper != nullptr) CopyIn(&areas_.hypers[producer_.next_place()], *hyper);
   producer_.Push(submission);
@@ -190,6 +193,10 @@ void RingEnd::PushPieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces,
     submission.arg = pieces[i].kind;
     submission.first = pieces[i].first;
     submission.count = pieces[i].count;
+    if (subgroup->slot != nullptr) {
+      submission.flags = MLPO_GRAD_KEEP;
+      submission.staging_offset = subgroup->slot_offset;
+    }
     Push(submission, nullptr, request, subgroup);
   }
 }
@@ -257,8 +264,16 @@ void RingEnd::EndFlight(uint32_t index, const Outcome& outcome) {
   Flight& flight = flights_[index];
   if (mlpo_subgroup* subgroup = flight.subgroup; subgroup != nullptr) {
     if (flight.op == MLPO_OP_UPDATE) subgroup->UpdateEnded(outcome.status);
+    if (flight.op == MLPO_OP_GRAD) {
+      --subgroup->grad_flights;
+      if (outcome.status == 0 && (outcome.flags & MLPO_COMPLETION_WINDOW_COMPLETE) != 0) subgroup->WindowComplete();
+    }
+    if (flight.op == MLPO_OP_DISCARD && outcome.status == 0) subgroup->WindowDiscarded();
     --subgroup->flights;
+    subgroup->SettleSlot();
     subgroup->FreeIfUnused();
+  } else if (flight.op == MLPO_OP_DISCARD && outcome.status == 0) {
+    flight.request->client->lent.WindowsDiscarded();
   }
   mlpo_request* request = flight.request;
   ++ended_;

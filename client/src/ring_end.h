@@ -31,6 +31,8 @@ struct mlpo_subgroup;
 
 namespace mlpo::client {
 
+class LentArea;
+
 // The mapped areas; they outlive the session's last use of the ring. Checked when they were mapped.
 struct RingAreas {
   mlpo_client_lines* client_lines = nullptr;
@@ -94,6 +96,10 @@ class RingEnd {
   int WaitUntilAnyEnded(mlpo_request* const* requests, size_t count, Deadline deadline, size_t* index);
   // Waits until ended() differs from `seen`; -ETIMEDOUT, or why the session has ended.
   int WaitForEnds(uint64_t seen, Deadline deadline);
+  // Waits until the subgroup has a slot of the lent area; -ETIMEDOUT.
+  int WaitForSlot(LentArea* area, mlpo_subgroup* subgroup, Deadline deadline);
+  // What somebody may wait for has changed without a completion.
+  void WakeWaiters();
   // Submissions that have ended, or were abandoned.
   uint64_t ended() const { return ended_; }
   // Prepared requests that were neither posted (to their last piece) nor abandoned.

@@ -4,7 +4,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "client/src/lent_area.h"
 #include "client/src/ring_end.h"
+#include "client/src/subgroup.h"
 
 namespace mlpo::client {
 namespace {
@@ -75,6 +77,21 @@ int RingEnd::WaitUntilAnyEnded(mlpo_request* const* requests, size_t count, Dead
 int RingEnd::WaitForEnds(uint64_t seen, Deadline deadline) {
   const int code = WaitFor([this, seen] { return ended_ != seen; }, deadline);
   return code == -ETIMEDOUT ? Fail(code, "nothing of the client has ended in time") : code;
+}
+
+int RingEnd::WaitForSlot(LentArea* area, mlpo_subgroup* subgroup, Deadline deadline) {
+  const int code = WaitFor([area, subgroup] { return area->Take(subgroup); }, deadline);
+  if (code != -ETIMEDOUT) return code == 0 ? CheckOpen() : code;
+  return Fail(code,
+              "no slot of %llu bytes has come back: %u slots have %llu of the lent area's %llu bytes; give back those "
+              "whose parameters have been read, and submit gradients before the next ones are made",
+              static_cast<unsigned long long>(subgroup->slot_bytes), area->slots(),
+              static_cast<unsigned long long>(area->lent_bytes()), static_cast<unsigned long long>(area->bytes()));
+}
+
+void RingEnd::WakeWaiters() {
+  if (followers_ > 0) progress_.NotifyAll();
+  WakeSleeper();
 }
 
 int RingEnd::WaitForPlaces(uint32_t count, Deadline deadline) {

@@ -26,7 +26,17 @@ void mlpo_client::Unref() {
 }
 
 void mlpo_subgroup::FreeIfUnused() {
-  if (freed && flights == 0 && unposted == 0) free(this);
+  if (!freed || flights != 0 || unposted != 0) return;
+  if (slot != nullptr) {
+    if (!MayGiveSlotBack()) return;  // the daemon goes on needing it: LentArea::Close frees the subgroup
+    client->lent.GiveBack(this);
+  }
+  free(this);
+}
+
+void mlpo_subgroup::SettleSlot() {
+  if (slot == nullptr || !window_over || !MayGiveSlotBack()) return;
+  client->lent.GiveBack(this);
 }
 
 using mlpo::client::Fail;
@@ -54,6 +64,10 @@ void mlpo_client_free(mlpo_client* client) {
   if (!client->InChild()) {
     mlpo_client_close(client);
     client->staging.Close();
+    {
+      MutexLock lock(client->ring.lock());
+      client->lent.Close();
+    }
     client->socket.Close();
     client->client_area.Unmap();
     client->daemon_area.Unmap();

@@ -12,6 +12,7 @@
 
 #include "client/src/fd.h"
 #include "client/src/fork_mark.h"
+#include "client/src/lent_area.h"
 #include "client/src/mapping.h"
 #include "client/src/ring_end.h"
 #include "client/src/session_socket.h"
@@ -30,7 +31,8 @@ struct mlpo_client {
   uint32_t block_elements = 0;
   uint64_t session = 0;
   uint64_t generation = 0;
-  uint64_t features = 0;  // in force
+  uint64_t features = 0;     // in force
+  uint64_t arena_bytes = 0;  // its fixed limit; 0: it grows
 
   mlpo::client::Mapping client_area;
   mlpo::client::Mapping daemon_area;
@@ -38,6 +40,7 @@ struct mlpo_client {
   mlpo::client::RingEnd ring;
   mlpo::client::SessionSocket socket;
   mlpo::client::Staging staging;
+  mlpo::client::LentArea lent;
 
   // acq_rel on the way down, so that whoever frees sees what the others did.
   std::atomic<uint32_t> references{1};

@@ -101,6 +101,7 @@ void SessionSocket::NoteAnswer(const ReceivedFrame& answer) {
   open_ = 0;
   const auto* staged = answer.As<mlpo_staged>();
   if (answer.header().type == MLPO_FRAME_STAGED && staged != nullptr) staged_ = *staged;
+  if (answer.header().type == MLPO_FRAME_LENT && staged != nullptr) lent_ = *staged;
 }
 
 int SessionSocket::TakeArena(const ReceivedFrame& frame, Deadline deadline) {

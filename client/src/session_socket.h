@@ -39,6 +39,8 @@ class SessionSocket {
   bool ArenaPiece(uint32_t index, void** base, uint64_t* bytes);
   // The answer to STAGING, which comes once, though perhaps after its caller had given up; bytes is 0 before.
   const mlpo_staged& staged() const { return staged_; }
+  // The same of LEND.
+  const mlpo_staged& lent() const { return lent_; }
   // Ends the session because what the daemon sent breaks the protocol; `code` and text are the last error's.
   int EndSession(int code);
 
@@ -63,6 +65,7 @@ class SessionSocket {
   uint32_t seq_ = 0;   // of the newest request
   uint32_t open_ = 0;  // seq of the request that has no answer yet, 0 if none
   mlpo_staged staged_ = {};
+  mlpo_staged lent_ = {};
   Failure reason_;     // of an ERROR that answered no request: what the end of the socket means if it follows
   Mutex arenas_lock_;  // changes have turn() as well, so its holder reads without
   Mapping* arenas_ = nullptr;

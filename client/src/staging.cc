@@ -16,11 +16,12 @@ uint64_t RoundUp(uint64_t bytes) { return (bytes + MLPO_ALIGN - 1) / MLPO_ALIGN 
 
 }  // namespace
 
-int Staging::Open(mlpo_client* client, Deadline deadline) {
+int Staging::Open(mlpo_client* client, Deadline deadline, uint64_t most_bytes) {
   if (half_bytes_ != 0) return AwaitUnused(deadline);
   // Made once, so of the size that serves large transfers even if this one is small: master, first and second moments
   // of a block.
-  const uint64_t wanted = RoundUp(uint64_t{3} * 4 * client->block_elements);
+  uint64_t wanted = RoundUp(uint64_t{3} * 4 * client->block_elements);
+  if (wanted > most_bytes) wanted = RoundUp(most_bytes);
   TurnHolder socket_turn(client->socket.turn(), deadline);
   if (!socket_turn.held()) return Fail(-ETIMEDOUT, "another thread's registration still runs");
   if (int code = client->socket.Drain(deadline); code != 0) return code;

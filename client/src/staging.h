@@ -21,8 +21,8 @@ class Staging {
   };
 
   Turn& turn() { return turn_; }
-  // Asks the daemon for the area at first use, and waits until nothing uses it any more.
-  int Open(mlpo_client* client, Deadline deadline);
+  // Asks the daemon for the area at first use, of `most_bytes` at most, and waits until nothing uses it any more.
+  int Open(mlpo_client* client, Deadline deadline, uint64_t most_bytes = UINT64_MAX);
   Half& half(int index) { return halves_[index & 1]; }
   uint64_t half_bytes() const { return half_bytes_; }
   // Waits until nothing uses the half. Returns what its chunk ended with, its value in *value if that is not nullptr;

@@ -17,9 +17,10 @@ struct mlpo_subgroup {
   uint64_t numel = 0;
   int32_t dtype = 0;
   int32_t grad_dtype = 0;
-  std::byte* header = nullptr;
+  std::byte* header = nullptr;  // and below: nullptr while no slot is lent, guarded then by the ring's lock
   std::byte* grad = nullptr;
   std::byte* param = nullptr;
+  uint64_t slot_bytes = 0;  // of a slot of the lent area; 0: it has a slot of its own
 
   uint32_t epoch = 0;               // of the last UPDATE that was seen to succeed
   bool update_outstanding = false;  // submitted and not seen to end: the daemon has the slot
@@ -28,15 +29,38 @@ struct mlpo_subgroup {
   uint32_t flights = 0;             // submissions that have not ended
   uint32_t unposted = 0;            // prepared requests that were neither posted nor abandoned
   uint64_t updates_ended = 0;
+  // With slot_bytes only.
+  std::byte* slot = nullptr;  // that is lent
+  uint64_t slot_offset = 0;   // in the lent area
+  mlpo_subgroup* next_lent = nullptr;
+  uint32_t grad_flights = 0;  // GRADs that have not ended
+  bool window_open = false;   // the daemon may need the slot
+  bool window_over = false;   // nothing that was put into the slot is needed any more
   uint64_t* watch = nullptr;  // the caller's word, nullptr if none
 
   // A gradient is being put where the parameters are.
   void GradBegins() {
     if (grad == param) holds_param = false;
+    window_open = true;
+    window_over = false;
   }
+  // Every element is covered and every GRAD has ended: a gradient that is kept has left the slot.
+  void WindowComplete() {
+    window_open = false;
+    window_over = !update_outstanding && !holds_param;
+  }
+  void WindowDiscarded() {
+    if (update_outstanding || !window_open) return;
+    window_open = false;
+    window_over = true;
+  }
+  bool MayGiveSlotBack() const { return !window_open && !update_outstanding && grad_flights == 0 && unposted == 0; }
+  // Gives the slot back if nothing that is in it is needed.
+  void SettleSlot();
   void UpdateEnded(int32_t status) {
     update_outstanding = false;
     holds_param = status == 0;
+    window_open = status != 0;  // it may be torn
     if (status == 0) ++epoch;
     ++updates_ended;
     ShowEnded();

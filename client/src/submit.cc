@@ -74,6 +74,12 @@ int CheckSlotFree(const mlpo_subgroup* subgroup) {
   return Fail(MLPO_ERR_SLOT_BUSY, "the update to epoch %u of the subgroup has not ended", subgroup->epoch + 1);
 }
 
+// Ring lock held. Who has no slot has put its gradient nowhere.
+int CheckSlotLent(const mlpo_subgroup* subgroup) {
+  if (subgroup->slot_bytes == 0 || subgroup->slot != nullptr) return 0;
+  return Fail(-EINVAL, "the subgroup has no slot now: mlpo_slot_lend gives it one to write its gradient to");
+}
+
 int CheckPieces(const mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, size_t count) {
   if (count == 0) return Fail(-EINVAL, "a gradient of no pieces");
   if (count > UINT32_MAX) return Fail(-EINVAL, "%zu pieces", count);
@@ -109,6 +115,7 @@ int SubmitPieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32_
   uint32_t batch = count < ring.entries() ? count : ring.entries();
   if (int code = CheckTakesWork(client, deadline, batch); code != 0) return code;
   if (int code = CheckSlotFree(subgroup); code != 0) return code;
+  if (int code = CheckSlotLent(subgroup); code != 0) return code;
   mlpo_request* request = ring.NewRequest(client, count);
   if (request == nullptr) return -ENOMEM;
   *out = request;
@@ -145,6 +152,7 @@ int PreparePieces(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, uint32
     if (code == 0 && ring.session_state() == MLPO_SESSION_DRAINING)
       code = Fail(-ESHUTDOWN, "the daemon is stopping and takes no new work");
     if (code == 0) code = CheckSlotFree(subgroup);
+    if (code == 0) code = CheckSlotLent(subgroup);
     if (code == 0) {
       *out = ring.Prepare(client, subgroup, kept, count);
       if (*out == nullptr) code = -ENOMEM;
@@ -185,6 +193,30 @@ int CheckHyper(const mlpo_update_options& options, mlpo_hyper* hyper) {
   hyper->mode = static_cast<uint32_t>(options.mode);
   hyper->flags = options.no_bias_correction != 0 ? MLPO_HYPER_NO_BIAS_CORRECTION : 0;
   return 0;
+}
+
+// Ring lock held. What an UPDATE needs: nothing in its way, a slot for the parameters, and a place in the ring.
+int PrepareUpdate(mlpo_subgroup* subgroup, Deadline deadline, mlpo_request** request) {
+  mlpo_client* client = subgroup->client;
+  RingEnd& ring = client->ring;
+  const bool lends = subgroup->slot_bytes != 0 && subgroup->slot == nullptr;
+  int code = lends ? ring.CheckOpen() : 0;
+  if (code == 0 && lends) code = ring.WaitForSlot(&client->lent, subgroup, deadline);
+  if (code != 0) return code;
+  code = CheckTakesWork(client, deadline, 1);
+  if (code == 0) code = CheckSlotFree(subgroup);
+  if (code == 0) code = CheckAllPosted(client, subgroup);
+  if (code == 0 && subgroup->slot_bytes != 0 && subgroup->slot == nullptr)
+    code = Fail(MLPO_ERR_SLOT_BUSY, "another thread has given the subgroup's slot back meanwhile");
+  if (code == 0) {
+    *request = ring.NewRequest(client, 1);
+    if (*request == nullptr) code = -ENOMEM;
+  }
+  if (code != 0 && lends && subgroup->slot != nullptr && subgroup->MayGiveSlotBack()) {
+    client->lent.GiveBack(subgroup);
+    ring.WakeWaiters();
+  }
+  return code;
 }
 
 int Discard(mlpo_client* client, mlpo_subgroup* subgroup, int overflow, int64_t timeout_ns) {
@@ -236,17 +268,19 @@ int mlpo_submit_update(mlpo_subgroup* subgroup, const mlpo_update_options* given
   if (int code = mlpo::client::CheckHyper(options, &hyper); code != 0) return code;
   RingEnd& ring = client->ring;
   MutexLock lock(ring.lock());
-  if (int code = mlpo::client::CheckTakesWork(client, Deadline::In(timeout_ns), 1); code != 0) return code;
-  if (int code = mlpo::client::CheckSlotFree(subgroup); code != 0) return code;
-  if (int code = mlpo::client::CheckAllPosted(client, subgroup); code != 0) return code;
-  mlpo_request* made = ring.NewRequest(client, 1);
-  if (made == nullptr) return -ENOMEM;
+  const Deadline deadline = Deadline::In(timeout_ns);
+  mlpo_request* made;
+  if (int code = mlpo::client::PrepareUpdate(subgroup, deadline, &made); code != 0) return code;
   mlpo_submission submission = {};
   submission.op = MLPO_OP_UPDATE;
   submission.flags = options.apply_nonfinite != 0 ? MLPO_UPDATE_APPLY_NONFINITE : 0;
   submission.subgroup = subgroup->handle;
   submission.epoch = subgroup->epoch + 1;
   submission.arg = options.priority;
+  if (subgroup->slot != nullptr) {
+    submission.flags |= MLPO_UPDATE_OUTPUT;
+    submission.staging_offset = subgroup->slot_offset;
+  }
   subgroup->update_outstanding = true;
   subgroup->holds_param = false;
   ring.Push(submission, &hyper, made, subgroup);

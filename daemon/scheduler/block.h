@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@
 #include "daemon/scheduler/window.h"
 #include "daemon/types/ids.h"
 #include "daemon/types/request.h"
+#include "proto/abi.h"
 #include "proto/tensor.h"
 
 namespace mlpo {
@@ -101,6 +103,8 @@ struct Op {
   uint32_t priority() const { return kind() == MLPO_OP_UPDATE ? request.submission.arg : 0; }
   Subgroup* subgroup() const;  // nullptr if the owner is an object
   Object* object() const;      // nullptr if it is a subgroup
+  // GRAD: where the gradient is; UPDATE: where the parameters go. `own`: in a slot of the subgroup's own.
+  std::byte* InSlot(std::byte* own) const;
 };
 
 // What is made of blocks, and the operations on it that need them: one runs at a time, the front of the queue.
@@ -135,10 +139,12 @@ struct Subgroup : BlockOwner {
   Window window;           // borrows spec.tensors
   PathIndex home = kNone;  // policy kProportional: the path that all its blocks go to
   uint32_t epoch = 0;
-  uint32_t grads_running = 0;  // of the open window
-  Failure grad_lost;           // why a gradient of the open window could not be kept
-  bool update_queued = false;  // there is never more than one
-  bool params_valid = false;   // the slot holds the last update's parameters
+  uint32_t grads_running = 0;    // of the open window
+  Failure grad_lost;             // why a gradient of the open window could not be kept
+  uint32_t grads_queued = 0;     // of kept gradients, discarded ones too
+  std::optional<uint64_t> slot;  // offset in the lent area of the slot that it uses
+  bool update_queued = false;    // there is never more than one
+  bool params_valid = false;     // the slot holds the last update's parameters
   bool torn = false;
   mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
   uint16_t torn_flags = 0;
@@ -148,5 +154,11 @@ struct Subgroup : BlockOwner {
   std::vector<std::unique_ptr<Op>> grads;  // that workers have; those of gradients that are kept are in the queue
   std::vector<uint64_t> covered;           // kept gradients: elements of each block that pieces name
 };
+
+inline std::byte* Op::InSlot(std::byte* own) const {
+  const SubgroupSpec& spec = subgroup()->spec;
+  if (spec.lent == nullptr) return own;
+  return spec.lent + request.submission.staging_offset + MLPO_SLOT_HEADER_BYTES;
+}
 
 }  // namespace mlpo

@@ -240,6 +240,9 @@ class Scheduler {
   void LeaveLone(Block& block);
   bool FlushGradient(Block& block);
   void PumpGradients();
+  static Failure CheckLentSlot(const Subgroup& subgroup, uint64_t offset);
+  static void TakeLentSlot(Subgroup& subgroup, uint64_t offset);
+  static void SettleLentSlot(Subgroup& subgroup);
   // Named objects: scheduler_objects.cc
   void SubmitObject(Session& session, const Request& request);
   void Open(Session& session, const Request& request);

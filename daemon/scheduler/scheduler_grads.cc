@@ -13,6 +13,48 @@
 
 namespace mlpo {
 
+// ---- Slots of the lent area ----
+
+// From a window's first GRAD to the last one's end, from an UPDATE's submission to its end, and as long as the subgroup
+// is torn, the bytes of the slot are the subgroup's.
+Failure Scheduler::CheckLentSlot(const Subgroup& subgroup, uint64_t offset) {
+  Failure failure;
+  if (subgroup.spec.lent == nullptr) return failure;
+  if (subgroup.slot) {
+    if (*subgroup.slot == offset) return failure;
+    failure.status = -EINVAL;
+    failure.text = subgroup.Name() + " uses the slot at " + std::to_string(*subgroup.slot) +
+                   " of the lent area, and has to go on with it instead of that at " + std::to_string(offset);
+    return failure;
+  }
+  const auto& slots = subgroup.session->slots;
+  auto other = slots.lower_bound(offset);
+  const bool behind = other != slots.end() && other->first < offset + subgroup.spec.slot_bytes;
+  if (!behind) {
+    if (other == slots.begin()) return failure;
+    --other;
+    if (other->first + other->second->spec.slot_bytes <= offset) return failure;
+  }
+  failure.status = MLPO_E_SLOT_BUSY;
+  failure.text = "the slot at " + std::to_string(offset) + " of the lent area overlaps the one at " +
+                 std::to_string(other->first) + ", which " + other->second->Name() + " uses";
+  return failure;
+}
+
+void Scheduler::TakeLentSlot(Subgroup& subgroup, uint64_t offset) {
+  if (subgroup.spec.lent == nullptr || subgroup.slot) return;
+  subgroup.slot = offset;
+  subgroup.session->slots[offset] = &subgroup;
+}
+
+// Gives it back if nothing needs it any more.
+void Scheduler::SettleLentSlot(Subgroup& subgroup) {
+  const bool open = subgroup.window.begun() && !subgroup.window.complete();
+  if (!subgroup.slot || open || subgroup.update_queued || subgroup.torn || subgroup.grads_queued > 0) return;
+  subgroup.session->slots.erase(*subgroup.slot);
+  subgroup.slot.reset();
+}
+
 // ---- The operation ----
 
 // Statistics are formed at once; blocks are copied when what is in front of it in the queue has ended.
@@ -36,6 +78,7 @@ void Scheduler::QueueGrad(Subgroup& subgroup, std::unique_ptr<Op> op) {
   ++subgroup.session->unanswered;
   ++subgroup.session->in_flight;
   ++subgroup.grads_running;
+  ++subgroup.grads_queued;
   ++working_;
   steps_.GradBegins(subgroup.session->steps, subgroup.steps);
   Op& queued = *op;
@@ -86,6 +129,8 @@ void Scheduler::EndGrad(Op& op) {
     subgroup.grad_lost.text = "a gradient of this window could not be kept, discard it: " + op.failure.text;
   }
   AnswerGrad(op, std::move(op.failure));
+  --subgroup.grads_queued;
+  SettleLentSlot(subgroup);
 }
 
 // The window has ended, by whatever: its gradients are forgotten.

@@ -87,10 +87,12 @@ void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   Failure failure = CheckSlot(subgroup);
   if (failure.status == 0) failure = CheckEpoch(subgroup, submission.epoch);
   if (failure.status == 0) failure = subgroup.grad_lost;
+  if (failure.status == 0) failure = CheckLentSlot(subgroup, submission.staging_offset);
   if (failure.status == 0) {
     failure = subgroup.window.AddPiece(submission.first, submission.count, submission.arg, &op->stats);
   }
   if (failure.status != 0) return Answer(request, std::move(failure));
+  TakeLentSlot(subgroup, submission.staging_offset);
   op->request = request;
   op->session = subgroup.session;
   op->owner = &subgroup;
@@ -155,6 +157,7 @@ void Scheduler::SubmitDiscard(Session& session, const Request& request) {
   for (auto& [handle, subgroup] : session.subgroups) {
     if (!all && handle != request.submission.subgroup) continue;
     ClearWindow(*subgroup);
+    SettleLentSlot(*subgroup);
   }
   if (request.submission.arg == MLPO_DISCARD_OVERFLOW) ++session.skipped_steps;
   const bool windows = std::any_of(session.subgroups.begin(), session.subgroups.end(),
@@ -179,7 +182,9 @@ Failure Scheduler::CheckUpdate(const Subgroup& subgroup, const Request& request)
 void Scheduler::SubmitState(Subgroup& subgroup, const Request& request) {
   if (request.submission.op == MLPO_OP_UPDATE) {
     Failure failure = CheckUpdate(subgroup, request);
+    if (failure.status == 0) failure = CheckLentSlot(subgroup, request.submission.staging_offset);
     if (failure.status != 0) return Answer(request, std::move(failure));
+    TakeLentSlot(subgroup, request.submission.staging_offset);
     steps_.UpdateAccepted(subgroup.session->steps, subgroup.steps);
   }
   subgroup.update_queued |= request.submission.op == MLPO_OP_UPDATE;
@@ -366,6 +371,7 @@ void Scheduler::EndFront(BlockOwner& owner) {
   if (op->kind() == MLPO_OP_UPDATE) {
     subgroup.update_queued = false;
     EndUpdate(*op, &completion);
+    SettleLentSlot(subgroup);
     steps_.UpdateEnds(op->session->steps, subgroup.steps, completion.value, op->session->subgroups.size());
     if (trace_.on()) TraceOp(*op, op->failure.status);
   } else if (op->request.submission.arg == MLPO_PART_STEP) {
@@ -423,6 +429,7 @@ void Scheduler::EndWrite(Op& op) {
   subgroup.params_valid = false;
   ClearWindow(subgroup);
   for (Block& block : subgroup.blocks) block.epoch = subgroup.epoch;
+  SettleLentSlot(subgroup);
 }
 
 }  // namespace mlpo

@@ -60,11 +60,12 @@ struct Session {
   std::vector<FileId> files;  // per path
   std::map<SubgroupId, std::unique_ptr<Subgroup>> subgroups;
   std::map<uint32_t, ObjectHandle> handles;
-  std::vector<ExtentMap> extents;   // per path
-  std::set<InLine> line;            // Options::order is not kAdaptive: blocks of UPDATEs that nobody wants yet
-  std::vector<PendingSet> pending;  // per path to read from; the last one: blocks that are not read
-  BlockList dirty;                  // kDirty and not wanted, the last used at the back
-  std::vector<BlockList> away;      // per path: kAway, not wanted, with an update behind them; order of use, nearly
+  std::map<uint64_t, Subgroup*> slots;  // of the lent area, by offset, that are in use
+  std::vector<ExtentMap> extents;       // per path
+  std::set<InLine> line;                // Options::order is not kAdaptive: blocks of UPDATEs that nobody wants yet
+  std::vector<PendingSet> pending;      // per path to read from; the last one: blocks that are not read
+  BlockList dirty;                      // kDirty and not wanted, the last used at the back
+  std::vector<BlockList> away;          // per path: kAway, not wanted, with an update behind them; order of use, nearly
   std::vector<uint64_t> home_parameters;  // per path, of subgroups that are kept whole there
   Share share;                            // of what its job is given
   uint64_t parameters = 0;

@@ -62,6 +62,12 @@ Result<Arena::Place> Arena::Find(uint64_t bytes) const {
   return place;
 }
 
+uint64_t Arena::MostBytes() const {
+  const uint64_t here = memfds_.empty() ? 0 : memfds_.back()->bytes() - used_bytes_;
+  const uint64_t further = limit_bytes_ > bytes_ ? limit_bytes_ - bytes_ : 0;
+  return std::max(here, further) / MLPO_ALIGN * MLPO_ALIGN;
+}
+
 void Arena::Add(std::shared_ptr<Memfd> memfd) {
   bytes_ += memfd->bytes();
   used_bytes_ = 0;

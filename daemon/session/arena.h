@@ -49,6 +49,8 @@ class Arena {
   };
   // Where `bytes` can go; nothing changes. MLPO_E_QUOTA with need and limit if nowhere.
   Result<Place> Find(uint64_t bytes) const;
+  // The most that Find finds a place for.
+  uint64_t MostBytes() const;
   void Add(std::shared_ptr<Memfd> memfd);
   // Takes a place that Find gave, whose memfd is there. The memory reads as zeros.
   std::byte* Take(const Place& place, uint64_t bytes);

@@ -18,6 +18,7 @@ constexpr int kPredecessorSeconds = 60;
 constexpr int kMappedSeconds = 60;
 constexpr int kFramesPerTurn = 16;
 constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 20;
+constexpr uint64_t kLeastBlockOfKept = 2048;  // parameters; config/load.cc has the same for all gradients
 
 Status Broken(const std::string& what) { return Status(MLPO_E_PROTOCOL, what); }
 
@@ -213,10 +214,11 @@ Status ClientConnection::OnRequest(Frame& frame) {
   if (!frame.fds().empty()) return Broken("a descriptor came with a frame that has none");
   if (frame.type() == MLPO_FRAME_MAPPED) return OnMapped(frame);
   if (busy_) return Broken("a request came before the answer to the one before it");
-  const bool continues = frame.type() == MLPO_FRAME_REGISTER_TENSORS || frame.type() == MLPO_FRAME_REGISTER_END;
+  const bool continues = frame.type() == MLPO_FRAME_REGISTER_TENSORS || frame.type() == MLPO_FRAME_REGISTER_END ||
+                         frame.type() == MLPO_FRAME_REGISTER_KEEP;
   if (continues && !registration_.begun()) {
     if (frame.seq() == refused_seq_ && refused_seq_ != 0) return Status();  // was under way when we refused
-    return Broken("REGISTER_TENSORS or REGISTER_END without REGISTER_BEGIN");
+    return Broken("REGISTER_TENSORS, REGISTER_KEEP or REGISTER_END without REGISTER_BEGIN");
   }
   Status refusal;
   switch (frame.type()) {
@@ -236,6 +238,17 @@ Status ClientConnection::OnRequest(Frame& frame) {
       busy_ = true;
       refusal = OnStaging(frame);
       break;
+    case MLPO_FRAME_REGISTER_KEEP:
+    case MLPO_FRAME_LEND:
+      if (!(identity_.features & MLPO_FEATURE_KEEP)) return Broken("REGISTER_KEEP or LEND without feature KEEP");
+      if (frame.type() == MLPO_FRAME_REGISTER_KEEP) {
+        refusal = registration_.Keep();
+        break;
+      }
+      seq_ = frame.seq();
+      busy_ = true;
+      refusal = OnLend(frame);
+      break;
     default:
       return Broken("unknown frame type " + std::to_string(frame.type()));
   }
@@ -254,10 +267,23 @@ Status ClientConnection::OnRequest(Frame& frame) {
 Status ClientConnection::OnRegisterEnd() {
   Status status = registration_.End();
   if (!status.ok()) return status;
+  const bool keep = registration_.keep();
   auto spec = std::make_shared<SubgroupSpec>(registration_.TakeSpec());
   if (server_->flush_gradients()) spec->kept_as = MLPO_FLOAT32;
   if (tensors_ + spec->tensors.size() > kMaxSessionTensors) {
     return Status(MLPO_E_QUOTA, "a session may have " + std::to_string(kMaxSessionTensors) + " tensors");
+  }
+  if (keep) {
+    status = PlaceInLentArea(spec.get());
+    if (!status.ok()) return status;
+    server_->host().PrepareStorage(identity_, *spec, [self = shared_from_this(), spec](Status prepared) {
+      if (self->ended()) return;
+      if (prepared.ok()) {
+        return self->Publish(std::move(*spec), MakeFrame<mlpo_registered>(MLPO_FRAME_REGISTERED, self->seq_));
+      }
+      self->Refuse(prepared);
+    });
+    return Status();
   }
   const uint64_t bytes = LayOutSlot(*spec).bytes;
   Result<Arena::Place> place = arena_->Find(bytes);
@@ -279,6 +305,28 @@ Status ClientConnection::OnStaging(const Frame& frame) {
   if (staging->bytes == 0) return Status::Invalid("a staging area of 0 bytes");
   const uint64_t bytes = (std::min(staging->bytes, kMaxStagingBytes) + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN;
   return WithPlace(bytes, [self = shared_from_this(), bytes](Arena::Place place) { self->SetStaging(bytes, place); });
+}
+
+Status ClientConnection::OnLend(const Frame& frame) {
+  const auto* lend = frame.As<mlpo_staging>();
+  if (lend == nullptr) return Broken("LEND has a wrong length");
+  if (lent_ != nullptr) return Status(-EEXIST, "the session has its lent area already");
+  uint64_t bytes = lend->bytes;
+  if (bytes == 0) {
+    if (hello_.arena_bytes == 0) {
+      return Status::Invalid(
+          "subgroups without a slot of their own share what is left of an arena of a fixed size: "
+          "connect with arena_bytes");
+    }
+    bytes = std::max<uint64_t>(arena_->MostBytes(), MLPO_ALIGN);  // else refused with the figures
+  }
+  if (bytes > arena_->limit_bytes()) {
+    return Status(MLPO_E_QUOTA, "a lent area of " + std::to_string(bytes) +
+                                    " bytes does not fit the arena's limit of " +
+                                    std::to_string(arena_->limit_bytes()));
+  }
+  bytes = (bytes + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN;
+  return WithPlace(bytes, [self = shared_from_this(), bytes](Arena::Place place) { self->SetLent(bytes, place); });
 }
 
 Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use) {
@@ -333,18 +381,42 @@ Status ClientConnection::OnMapped(const Frame& frame) {
 void ClientConnection::AddSubgroup(SubgroupSpec spec, Arena::Place place) {
   const SlotLayout layout = LayOutSlot(spec);
   std::byte* slot = arena_->Take(place, layout.bytes);
-  spec.id = next_subgroup_++;
   spec.header = slot;
   spec.grad = slot + layout.grad_offset;
   spec.param = slot + layout.param_offset;
-  keys_.insert(spec.key);
-  tensors_ += spec.tensors.size();
   auto registered = MakeFrame<mlpo_registered>(MLPO_FRAME_REGISTERED, seq_);
-  registered.subgroup = spec.id;
   registered.arena = place.memfd;
   registered.header_offset = place.offset;
   registered.grad_offset = place.offset + layout.grad_offset;
   registered.param_offset = place.offset + layout.param_offset;
+  Publish(std::move(spec), registered);
+}
+
+// Its slots will be of the lent area.
+Status ClientConnection::PlaceInLentArea(SubgroupSpec* spec) const {
+  if (server_->block_elements() < kLeastBlockOfKept) {
+    return Status(-EOPNOTSUPP, "a block of [memory] block = " + std::to_string(server_->block_elements()) +
+                                   " has no room for a gradient beside the state: at least " +
+                                   std::to_string(kLeastBlockOfKept) + " is needed");
+  }
+  spec->slot_bytes = LentSlotBytes(*spec);
+  if (spec->slot_bytes > lent_bytes_) {
+    return Status(MLPO_E_QUOTA, "a slot of the subgroup needs " + std::to_string(spec->slot_bytes) +
+                                    " bytes, and the lent area has " + std::to_string(lent_bytes_) +
+                                    ": raise the client's arena, register fewer subgroups with a slot of their own, "
+                                    "or use smaller ones");
+  }
+  spec->lent = lent_;
+  spec->lent_bytes = lent_bytes_;
+  return Status();
+}
+
+// `registered` has the slot.
+void ClientConnection::Publish(SubgroupSpec spec, mlpo_registered registered) {
+  spec.id = next_subgroup_++;
+  keys_.insert(spec.key);
+  tensors_ += spec.tensors.size();
+  registered.subgroup = spec.id;
   registered.blocks = server_->host().BlockCount(spec);
   server_->host().AddSubgroup(identity_.id, std::move(spec),
                               [self = shared_from_this(), registered] { self->Reply(registered); });
@@ -358,6 +430,16 @@ void ClientConnection::SetStaging(uint64_t bytes, Arena::Place place) {
   staged.offset = place.offset;
   staged.bytes = bytes;
   server_->host().SetStaging(identity_.id, data, bytes, [self = shared_from_this(), staged] { self->Reply(staged); });
+}
+
+void ClientConnection::SetLent(uint64_t bytes, Arena::Place place) {
+  lent_ = arena_->Take(place, bytes);
+  lent_bytes_ = bytes;
+  auto lent = MakeFrame<mlpo_staged>(MLPO_FRAME_LENT, seq_);
+  lent.arena = place.memfd;
+  lent.offset = place.offset;
+  lent.bytes = bytes;
+  Reply(lent);
 }
 
 template <class T>

@@ -60,13 +60,17 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   Status OnRequest(Frame& frame);
   Status OnRegisterEnd();
   Status OnStaging(const Frame& frame);
+  Status OnLend(const Frame& frame);
   Status OnMapped(const Frame& frame);
 
   // A place of `bytes` in the arena, then `use` with it; makes, sends and seals a further memfd where needed.
   Status WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use);
   void SendArena(const std::shared_ptr<Memfd>& memfd);
   void AddSubgroup(SubgroupSpec spec, Arena::Place place);
+  Status PlaceInLentArea(SubgroupSpec* spec) const;
+  void Publish(SubgroupSpec spec, mlpo_registered registered);
   void SetStaging(uint64_t bytes, Arena::Place place);
+  void SetLent(uint64_t bytes, Arena::Place place);
   // Ends the client's request with an answer or an error; a request's own failure leaves the session alone.
   template <class T>
   void Reply(const T& frame);
@@ -89,6 +93,8 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   uint64_t tensors_ = 0;
   SubgroupId next_subgroup_ = 1;
   bool staging_ = false;
+  std::byte* lent_ = nullptr;  // the lent area
+  uint64_t lent_bytes_ = 0;
 
   bool busy_ = false;
   uint32_t seq_ = 0;                 // of the request that is carried out

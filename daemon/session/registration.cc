@@ -1,5 +1,6 @@
 #include "daemon/session/registration.h"
 
+#include <algorithm>
 #include <cctype>
 
 #include "proto/status.h"
@@ -45,6 +46,7 @@ Status Registration::Begin(const Frame& frame, const std::set<std::string>& take
   spec_.grad_dtype = static_cast<mlpo_dtype>(begin->grad_dtype);
   numel_declared_ = begin->numel;
   tensors_expected_ = begin->tensors;
+  keep_ = false;
   begun_ = true;
   return Status();
 }
@@ -111,6 +113,13 @@ Status Registration::AddTensor(const mlpo_tensor_record& record) {
   return Status();
 }
 
+Status Registration::Keep() {
+  if (keep_) return Status(MLPO_E_PROTOCOL, "REGISTER_KEEP came twice");
+  keep_ = true;
+  spec_.kept_as = spec_.grad_dtype;
+  return Status();
+}
+
 Status Registration::End() {
   if (spec_.tensors.size() != tensors_expected_ || spec_.numel != numel_declared_) {
     return Status::Invalid("subgroup " + Shown(spec_.key) + " declared " + std::to_string(numel_declared_) +
@@ -145,6 +154,10 @@ SlotLayout LayOutSlot(const SubgroupSpec& spec) {
     layout.bytes = layout.param_offset + param_bytes;
   }
   return layout;
+}
+
+uint64_t LentSlotBytes(const SubgroupSpec& spec) {
+  return MLPO_SLOT_HEADER_BYTES + spec.numel * std::max(Bytes(spec.grad_dtype), Bytes(spec.dtype));
 }
 
 }  // namespace mlpo

@@ -24,12 +24,15 @@ class Registration {
   // Each refuses what it gets with a text that names the subgroup or tensor.
   Status Begin(const Frame& frame, const std::set<std::string>& taken_keys);
   Status AddTensors(const Frame& frame);
+  // Its subgroup has no slot of its own.
+  Status Keep();
   Status End();
 
   // It was refused.
   void Abandon();
 
   bool begun() const { return begun_; }
+  bool keep() const { return keep_; }
   // After End(); its slot is not set yet.
   SubgroupSpec TakeSpec();
 
@@ -37,6 +40,7 @@ class Registration {
   Status AddTensor(const mlpo_tensor_record& record);
 
   bool begun_ = false;
+  bool keep_ = false;
   uint32_t tensors_expected_ = 0;
   std::set<std::string> names_;
   SubgroupSpec spec_;
@@ -50,5 +54,7 @@ struct SlotLayout {
   uint64_t bytes = 0;
 };
 SlotLayout LayOutSlot(const SubgroupSpec& spec);
+// Of a slot of the lent area: a header, and behind it first the gradient, later the parameters.
+uint64_t LentSlotBytes(const SubgroupSpec& spec);
 
 }  // namespace mlpo

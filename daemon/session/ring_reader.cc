@@ -30,6 +30,11 @@ bool NeedsSubgroup(const mlpo_submission& submission) {
   }
 }
 
+uint32_t KnownFlags(uint16_t op) {
+  if (op == MLPO_OP_GRAD) return MLPO_GRAD_KEEP;
+  return op == MLPO_OP_UPDATE ? MLPO_UPDATE_APPLY_NONFINITE | MLPO_UPDATE_OUTPUT : 0;
+}
+
 bool IsObjectOp(uint16_t op) { return op == MLPO_OP_FETCH || op == MLPO_OP_FLUSH || op == MLPO_OP_DELETE; }
 
 bool NamesObject(const mlpo_submission& submission) {
@@ -45,7 +50,9 @@ RingReader::RingReader(SessionId session, const Areas* areas)
       ring_(areas->submissions(), areas->entries(), &areas->client_lines()->submission_tail,
             &areas->daemon_lines()->submission_head) {}
 
-void RingReader::AddSubgroup(const SubgroupSpec& spec) { subgroups_[spec.id] = {spec.numel, spec.tensors.size()}; }
+void RingReader::AddSubgroup(const SubgroupSpec& spec) {
+  subgroups_[spec.id] = {spec.numel, spec.tensors.size(), spec.slot_bytes, spec.lent_bytes};
+}
 
 std::string RingReader::Next(Request* request) {
   request->session = session_;
@@ -67,8 +74,8 @@ std::string RingReader::Next(Request* request) {
 std::string RingReader::Check(const mlpo_submission& submission) const {
   if (submission.reserved[0] != 0 || submission.reserved[1] != 0)
     return Named(submission) + "a reserved field is not 0";
-  const uint16_t known = submission.op == MLPO_OP_UPDATE ? MLPO_UPDATE_APPLY_NONFINITE : 0;
-  if (submission.flags & ~known) return Named(submission) + "unknown flag in " + std::to_string(submission.flags);
+  if (submission.flags & ~KnownFlags(submission.op))
+    return Named(submission) + "unknown flag in " + std::to_string(submission.flags);
   if (IsObjectOp(submission.op)) return CheckObject(submission);
   if (!NeedsSubgroup(submission)) return "";
   auto it = subgroups_.find(submission.subgroup);
@@ -83,7 +90,9 @@ std::string RingReader::Check(const mlpo_submission& submission) const {
       if (!Inside(submission.first, submission.count, limits.numel)) {
         return "GRAD: " + Range(submission) + " of a subgroup of " + std::to_string(limits.numel);
       }
-      return "";
+      return CheckLent(submission, limits);
+    case MLPO_OP_UPDATE:
+      return CheckLent(submission, limits);
     case MLPO_OP_DISCARD:
       return submission.arg > MLPO_DISCARD_OVERFLOW ? "DISCARD: unknown reason" : "";
     case MLPO_OP_READ_STATE:
@@ -92,6 +101,21 @@ std::string RingReader::Check(const mlpo_submission& submission) const {
     default:
       return "";
   }
+}
+
+// That a slot is named exactly where the subgroup has none, and where.
+std::string RingReader::CheckLent(const mlpo_submission& submission, const Limits& limits) const {
+  const uint16_t flag = submission.op == MLPO_OP_GRAD ? MLPO_GRAD_KEEP : MLPO_UPDATE_OUTPUT;
+  const bool names = submission.flags & flag;
+  if (limits.slot_bytes == 0) return names ? "GRAD or UPDATE: a lent slot for a subgroup that has its own" : "";
+  if (!names) return "GRAD or UPDATE: no slot for a subgroup that has none of its own";
+  if (!Inside(submission.staging_offset, limits.slot_bytes, limits.lent_bytes)) {
+    return "GRAD or UPDATE: slot outside the lent area of " + std::to_string(limits.lent_bytes) + " bytes";
+  }
+  if (submission.staging_offset % MLPO_SLOT_ALIGN != 0) {
+    return "GRAD or UPDATE: the slot's offset is not a multiple of " + std::to_string(MLPO_SLOT_ALIGN);
+  }
+  return "";
 }
 
 std::string RingReader::CheckState(const mlpo_submission& submission, const Limits& limits) const {

@@ -41,8 +41,11 @@ class RingReader {
   struct Limits {
     uint64_t numel = 0;
     uint64_t tensors = 0;
+    uint64_t slot_bytes = 0;  // 0: it has a slot of its own
+    uint64_t lent_bytes = 0;  // of the area that slots are in
   };
   std::string Check(const mlpo_submission& submission) const;
+  std::string CheckLent(const mlpo_submission& submission, const Limits& limits) const;
   std::string CheckState(const mlpo_submission& submission, const Limits& limits) const;
   std::string CheckObject(const mlpo_submission& submission) const;
 

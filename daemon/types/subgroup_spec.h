@@ -33,6 +33,11 @@ struct SubgroupSpec {
   std::byte* header = nullptr;
   std::byte* grad = nullptr;
   std::byte* param = nullptr;
+  // It has no slot of its own: GRAD and UPDATE name one of `slot_bytes` in the session's lent area of `lent_bytes`.
+  // nullptr: it has.
+  std::byte* lent = nullptr;
+  uint64_t lent_bytes = 0;
+  uint64_t slot_bytes = 0;
 };
 
 }  // namespace mlpo

@@ -37,6 +37,49 @@ void TrainAndCompare(const DaemonProcess::Options& options, int steps) {
   CHECK(daemon.ScratchGone());
 }
 
+// An arena with room for 5 of 28 slots: all gradients are made and kept before the first update.
+void TrainWithFewSlots(const DaemonProcess::Options& options, int steps) {
+  constexpr uint64_t kElements = 25'003, kArena = 1 << 20;
+  DaemonProcess daemon(options);
+  Client client = Connect(daemon.socket(), "test", 0, 1, kArena);
+  const mlpo_dtype types[][2] = {{MLPO_BFLOAT16, MLPO_BFLOAT16},
+                                 {MLPO_FLOAT16, MLPO_FLOAT16},
+                                 {MLPO_FLOAT32, MLPO_BFLOAT16},
+                                 {MLPO_BFLOAT16, MLPO_FLOAT32}};
+  std::vector<std::unique_ptr<ReferenceTrainer>> trainers;
+  for (uint64_t i = 0; i < 28; ++i) {
+    const auto& [dtype, grad_dtype] = types[i % 4];
+    trainers.push_back(std::make_unique<ReferenceTrainer>(
+        client, TrainerOptions{"s" + std::to_string(i), kElements + i, dtype, grad_dtype, i + 1, true}));
+  }
+  for (int step = 0; step < steps; ++step) {
+    std::vector<mlpo::Request> grads;
+    for (auto& trainer : trainers) {
+      trainer->subgroup().LendSlot();
+      trainer->WriteGradient();
+      grads.push_back(trainer->subgroup().SubmitGrad());
+    }
+    for (mlpo::Request& grad : grads) CHECK(grad.Wait().window_complete == 1);
+    for (auto& trainer : trainers) CHECK(trainer->subgroup().info().grad == nullptr);  // its slot has gone back
+    std::vector<mlpo::Request> updates;
+    const auto finish = [&](size_t i) {
+      updates[i].Wait();
+      trainers[i]->StepReference();
+      CHECK(trainers[i]->Difference() == "");
+      CHECK(trainers[i]->subgroup().info().holds_param == 1);
+      CHECK(*trainers[i]->subgroup().info().epoch_word == static_cast<uint64_t>(step) + 1);
+      trainers[i]->subgroup().GiveSlotBack();
+      CHECK(trainers[i]->subgroup().info().param == nullptr);
+    };
+    for (size_t i = 0; i < trainers.size(); ++i) {
+      updates.push_back(trainers[i]->SubmitUpdate());
+      if (i >= 3) finish(i - 3);
+    }
+    for (size_t i = trainers.size() - 3; i < trainers.size(); ++i) finish(i);
+  }
+  CHECK(client.info().arena_bytes <= kArena);
+}
+
 }  // namespace
 
 TEST_CASE("Training.AllInHostMemory") { TrainAndCompare({.paths = 1, .memory = "16MiB"}, 4); }
@@ -52,6 +95,11 @@ TEST_CASE("Training.GradientsFlushedTwoPathsPoolOfThreeBuffers") {
 }
 TEST_CASE("Training.GradientsFlushedAllInHostMemory") {
   TrainAndCompare({.paths = 1, .memory = "16MiB", .environment = {"MLPO_SCHEDULER__GRADIENTS=flushed"}}, 4);
+}
+TEST_CASE("Training.FewSlotsTwoPathsPoolOfThreeBuffers") { TrainWithFewSlots({.paths = 2, .memory = "147456"}, 3); }
+TEST_CASE("Training.FewSlotsAllInHostMemory") { TrainWithFewSlots({.paths = 1, .memory = "64MiB"}, 3); }
+TEST_CASE("Training.FewSlotsGradientsFlushed") {
+  TrainWithFewSlots({.paths = 2, .memory = "512KiB", .environment = {"MLPO_SCHEDULER__GRADIENTS=flushed"}}, 2);
 }
 TEST_CASE("Training.LargeBlocks") { TrainAndCompare({.paths = 2, .memory = "8MiB", .block = "65536"}, 4); }
 

@@ -21,6 +21,7 @@ struct TrainerOptions {
   mlpo_dtype dtype = MLPO_BFLOAT16;
   mlpo_dtype grad_dtype = MLPO_BFLOAT16;
   uint64_t seed = 1;
+  bool keep = false;  // no slot of its own: it has to be lent one
 };
 
 class ReferenceTrainer {
@@ -36,6 +37,7 @@ class ReferenceTrainer {
     registration.dtype = options_.dtype;
     registration.grad_dtype = options_.grad_dtype;
     registration.initial = p_.data();
+    registration.keep = options_.keep ? 1 : 0;
     subgroup_.emplace_back(client.Register(registration));
   }
 
@@ -106,12 +108,14 @@ class ReferenceTrainer {
   int64_t step_ = 0;
 };
 
-inline Client Connect(const std::string& socket, const std::string& job = "test", int rank = 0, int world_size = 1) {
+inline Client Connect(const std::string& socket, const std::string& job = "test", int rank = 0, int world_size = 1,
+                      uint64_t arena_bytes = 0) {
   mlpo_connect_options options = MLPO_CONNECT_OPTIONS_INIT;
   options.socket = socket.c_str();
   options.job = job.c_str();
   options.rank = rank;
   options.world_size = world_size;
+  options.arena_bytes = arena_bytes;
   return Client::Connect(options);
 }
 

@@ -143,7 +143,7 @@ struct mlpo_subgroup_options {
   int32_t grad_dtype;                     /* 0: as dtype */
   const struct mlpo_tensor_spec* tensors; /* NULL: one tensor named like the key */
   uint32_t tensor_count;
-  uint32_t reserved;
+  uint32_t keep;        /* 1: no slot of its own, see mlpo_slot_lend */
   const float* initial; /* numel master values; NULL: zeros */
 };
 #define MLPO_SUBGROUP_OPTIONS_INIT \
@@ -156,6 +156,24 @@ MLPO_API int mlpo_subgroup_register(mlpo_client* client, const struct mlpo_subgr
                                     int64_t timeout_ns, mlpo_subgroup** subgroup);
 /* Frees the handle; the daemon keeps the subgroup until the session ends. NULL is allowed. */
 MLPO_API void mlpo_subgroup_free(mlpo_subgroup* subgroup);
+
+/* ---- Slots that are lent ----
+ * For a job whose gradients do not fit its arena. Subgroups with `keep` have no slot of their own: they take turns in
+ * what is left of an arena of a fixed size (mlpo_connect_options.arena_bytes) when the first of them is registered, so
+ * register those with a slot of their own before. The daemon copies their gradients away as they are submitted.
+ *
+ * A step: mlpo_slot_lend, write info.grad, submit all of the gradient; once the window is complete (result.
+ * window_complete) the slot goes back by itself, and info.grad and info.param are NULL. mlpo_submit_update takes a
+ * slot for the parameters, waiting for one if need be; mlpo_slot_give_back when they have been read. A window that is
+ * discarded gives its slot back, too. A slot whose update failed stays lent until the update is repeated or the window
+ * discarded. */
+
+/* Lends the subgroup a slot, waiting until there is room; at once if it has one, or one of its own. -ETIMEDOUT: the
+ * text has who holds how much. */
+MLPO_API int mlpo_slot_lend(mlpo_subgroup* subgroup, int64_t timeout_ns);
+/* Its pointers are no longer the subgroup's. Nothing happens if it has none, or one of its own. MLPO_ERR_SLOT_BUSY: the
+ * daemon needs it, or a window is open. */
+MLPO_API int mlpo_slot_give_back(mlpo_subgroup* subgroup);
 
 struct mlpo_subgroup_info {
   size_t struct_size;

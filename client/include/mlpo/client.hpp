@@ -129,6 +129,9 @@ class Subgroup {
   void WriteSteps(const std::vector<int64_t>& steps, Timeout timeout = kForever) {
     Check(mlpo_write_steps(subgroup_.get(), 0, static_cast<uint32_t>(steps.size()), steps.data(), timeout.count()));
   }
+  // Of a subgroup with `keep`: see client.h.
+  void LendSlot(Timeout timeout = kForever) { Check(mlpo_slot_lend(subgroup_.get(), timeout.count())); }
+  void GiveSlotBack() { Check(mlpo_slot_give_back(subgroup_.get())); }
   mlpo_subgroup* get() const { return subgroup_.get(); }
 
  private:
