@@ -277,3 +277,61 @@ def test_status_shows_the_session(client: mlpo.Client) -> None:
     mine = [session for session in status["sessions"] if session["job"] == client.job]
     assert len(mine) == 1 and mine[0]["rank"] == 0 and mine[0]["parameters"] == 1234
     assert client.lost_wakeups == 0
+
+
+def test_few_slots_for_many_gradients(daemon_of, connect_to) -> None:
+    """keep=True: all gradients are given before the first update, in an arena that holds a few; bits are the reference's."""
+    numel, count = 30_011, 12
+    random = np.random.default_rng(5)
+    with connect_to(daemon_of(Layout()), arena=1 << 20) as client:
+        starts = [random.standard_normal(numel, F) for _ in range(count)]
+        kept = [
+            client.subgroup(f"k{i}", numel, dtype="bfloat16", grad_dtype="float32" if i % 3 else None, initial=start, keep=True)
+            for i, start in enumerate(starts)
+        ]
+        expected = [reference.Adam.start(start) for start in starts]
+        for _ in range(2):
+            gradients, requests = [], []
+            for subgroup in kept:
+                gradients.append(reference.rounded(random.standard_normal(numel, F), subgroup.grad_dtype))
+                subgroup.lend(timeout=30)[:] = gradients[-1]
+                requests.append(subgroup.submit_grad())
+            assert all(request.result(timeout=30).complete for request in requests)
+            for subgroup, gradient, adam in zip(kept, gradients, expected):
+                with pytest.raises(RuntimeError, match="has no slot now"):
+                    subgroup.param
+                subgroup.submit_update(lr=1e-2).result(timeout=30)
+                adam.update(reference.upcast(gradient, subgroup.grad_dtype), lr=1e-2)
+                assert np.array_equal(subgroup.param.numpy(), reference.rounded(adam.p, "bfloat16"))
+                subgroup.give_back()
+        for subgroup, adam in zip(kept, expected):
+            assert np.array_equal(subgroup.read_state()["exp_avg_sq"], adam.v)
+
+
+def test_lent_slots_that_nobody_gives_back(daemon_of, connect_to) -> None:
+    """Who waits for a slot is told who holds how much; wrong uses say what to do; a discard gives slots back."""
+    with connect_to(daemon_of(Layout()), arena=1 << 20) as client:
+        kept = [client.subgroup(f"k{i}", 60_000, keep=True) for i in range(4)]
+        with pytest.raises(mlpo.MlpoError, match="no slot now: mlpo_slot_lend"):
+            kept[0].submit_grad()
+        kept[0].lend(), kept[1].lend(), kept[2].lend()
+        with pytest.raises(mlpo.MlpoError, match="3 slots have 720384 of") as error:
+            kept[3].lend(timeout=0.2)
+        assert error.value.errno == errno.ETIMEDOUT
+        kept[0].submit_grad([(0, 10, mlpo.Kind.VALUE)]).result(timeout=30)
+        with pytest.raises(mlpo.MlpoError, match="discard") as error:
+            kept[0].give_back()
+        assert error.value.errno == errno.EBUSY
+        client.discard()
+        kept[3].lend(timeout=30)
+        waiter = threading.Timer(0.3, kept[1].give_back)
+        waiter.start()
+        kept[0].lend(timeout=30)
+        waiter.join()
+        with pytest.raises(mlpo.MlpoError, match="a slot of the subgroup needs") as error:
+            client.subgroup("large", 1 << 20, keep=True)
+        assert error.value.errno == errno.EDQUOT
+    with connect_to(daemon_of(Layout())) as client:
+        with pytest.raises(mlpo.MlpoError, match="connect with arena_bytes") as error:
+            client.subgroup("k", 10, keep=True)
+        assert error.value.errno == errno.EINVAL

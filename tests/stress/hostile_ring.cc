@@ -33,6 +33,8 @@ mlpo_submission Submission(uint16_t op, uint32_t subgroup = 0) {
   return submission;
 }
 
+constexpr uint64_t kLent = 1 << 20;
+
 // A registered subgroup and a staging area.
 struct Registered {
   explicit Registered(const std::string& socket) : session(socket, SmallArena()) {
@@ -132,6 +134,40 @@ TEST_CASE("C31_ValuesOutOfRangeEndTheSessionAndAreCounted") {
     submission.arg = 2;
     return submission;
   });
+  const auto kept = [&](const char* what, uint16_t op, uint16_t flags, uint64_t offset) {
+    breaks(what, [&](Registered& raw) {
+      raw.session.Lend(kLent);
+      mlpo_submission submission = raw.Grad(0, kNumel);
+      submission.op = op;
+      submission.arg = op == MLPO_OP_GRAD ? MLPO_PIECE_VALUE : 0;
+      submission.subgroup = raw.session.Register("kept", kNumel, MLPO_FLOAT32, true).subgroup;
+      submission.flags = flags;
+      submission.staging_offset = offset;
+      raw.session.Push(submission, &kHyper);
+    });
+  };
+  constexpr uint64_t kLast = (kLent - 128 - kNumel * 4) / 64 * 64;
+  kept("GRAD without a slot", MLPO_OP_GRAD, 0, 0);
+  kept("UPDATE without a slot", MLPO_OP_UPDATE, 0, 0);
+  kept("UPDATE with KEEP's flag", MLPO_OP_UPDATE, MLPO_GRAD_KEEP, 0);
+  kept("slot past the end", MLPO_OP_GRAD, MLPO_GRAD_KEEP, kLast + 64);
+  kept("output past the end", MLPO_OP_UPDATE, MLPO_UPDATE_OUTPUT, kLast + 64);
+  kept("slot at 2^64-64", MLPO_OP_GRAD, MLPO_GRAD_KEEP, -uint64_t{64});
+  kept("output at 2^64-4096", MLPO_OP_UPDATE, MLPO_UPDATE_OUTPUT, -uint64_t{4096});
+  kept("misaligned slot", MLPO_OP_GRAD, MLPO_GRAD_KEEP, 32);
+  kept("misaligned output", MLPO_OP_UPDATE, MLPO_UPDATE_OUTPUT, 1);
+  submits("a lent slot for a subgroup that has one", [](Registered& raw) {
+    raw.session.Lend(kLent);
+    mlpo_submission submission = raw.Grad(0, kNumel);
+    submission.flags = MLPO_GRAD_KEEP;
+    return submission;
+  });
+  breaks("REGISTER_KEEP twice", [](Registered& raw) {
+    raw.session.Lend(kLent);
+    raw.session.SendRegistration("kept", kNumel, MLPO_FLOAT32, 77, 2);
+  });
+  breaks("REGISTER_KEEP alone", [](Registered& raw) { raw.session.SendBare(MLPO_FRAME_REGISTER_KEEP, 77); });
+  breaks("LEND of the wrong length", [](Registered& raw) { raw.session.SendBare(MLPO_FRAME_LEND, 77); });
   const auto object = [&](const char* what, uint16_t op, uint32_t step, uint32_t open, uint64_t first, uint64_t count,
                           uint64_t offset) {
     submits(what, [=](Registered& raw) { return raw.Object(op, step, open, first, count, offset); });

@@ -164,7 +164,7 @@ RawSession::EndReason RawSession::WaitForEnd(int seconds) {
 
 // ---- Registration ----
 
-void RawSession::SendRegistration(const std::string& key, uint64_t numel, uint32_t dtype, uint32_t seq) {
+void RawSession::SendRegistration(const std::string& key, uint64_t numel, uint32_t dtype, uint32_t seq, int keeps) {
   auto begin = MakeFrame<mlpo_register_begin>(MLPO_FRAME_REGISTER_BEGIN, seq);
   begin.dtype = dtype;
   begin.grad_dtype = dtype;
@@ -173,6 +173,7 @@ void RawSession::SendRegistration(const std::string& key, uint64_t numel, uint32
   begin.key_bytes = static_cast<uint32_t>(key.size());
   key.copy(begin.key, sizeof begin.key);
   Send(begin);
+  for (int i = 0; i < keeps; ++i) SendBare(MLPO_FRAME_REGISTER_KEEP, seq);
   struct Tensors {
     mlpo_register_tensors header;
     mlpo_tensor_record record;
@@ -186,8 +187,8 @@ void RawSession::SendRegistration(const std::string& key, uint64_t numel, uint32
   SendBare(MLPO_FRAME_REGISTER_END, seq);
 }
 
-mlpo_registered RawSession::Register(const std::string& key, uint64_t numel, uint32_t dtype) {
-  SendRegistration(key, numel, dtype, ++seq_);
+mlpo_registered RawSession::Register(const std::string& key, uint64_t numel, uint32_t dtype, bool keep) {
+  SendRegistration(key, numel, dtype, ++seq_, keep ? 1 : 0);
   AwaitAnswer(MLPO_FRAME_REGISTERED);
   return As<mlpo_registered>();
 }
@@ -197,6 +198,14 @@ mlpo_staged RawSession::Stage(uint64_t bytes) {
   staging.bytes = bytes;
   Send(staging);
   AwaitAnswer(MLPO_FRAME_STAGED);
+  return As<mlpo_staged>();
+}
+
+mlpo_staged RawSession::Lend(uint64_t bytes) {
+  auto lend = MakeFrame<mlpo_staging>(MLPO_FRAME_LEND, ++seq_);
+  lend.bytes = bytes;
+  Send(lend);
+  AwaitAnswer(MLPO_FRAME_LENT);
   return As<mlpo_staged>();
 }
 

@@ -60,11 +60,14 @@ class RawSession {
 
   // ---- Registration ----
   // Sends BEGIN, one tensor named like the key, and END.
-  void SendRegistration(const std::string& key, uint64_t numel, uint32_t dtype, uint32_t seq);
+  // `keeps`: with so many REGISTER_KEEP.
+  void SendRegistration(const std::string& key, uint64_t numel, uint32_t dtype, uint32_t seq, int keeps = 0);
   // Until REGISTERED, with whatever ARENA comes before it.
-  mlpo_registered Register(const std::string& key, uint64_t numel, uint32_t dtype = MLPO_FLOAT32);
+  mlpo_registered Register(const std::string& key, uint64_t numel, uint32_t dtype = MLPO_FLOAT32, bool keep = false);
   // Asks for the staging area, with whatever ARENA comes before it.
   mlpo_staged Stage(uint64_t bytes);
+  // The same for the lent area.
+  mlpo_staged Lend(uint64_t bytes);
   std::byte* arena(uint32_t index) const { return arenas_.at(index).data; }
   uint64_t arena_bytes(uint32_t index) const { return arenas_.at(index).bytes; }
 

@@ -116,6 +116,7 @@ class Client:
         initial: Any = None,
         *,
         tensors: Optional[Sequence[TensorSpec]] = None,
+        keep: bool = False,
         timeout: Optional[float] = None,
     ) -> Subgroup:
         """Registers a subgroup and returns when its slot is there.
@@ -123,6 +124,8 @@ class Client:
         key: unique within this session. numel: elements; may be left out with `tensors`, and alone it means one tensor
         named like the key. dtype: of the parameters handed out, "float32", "float16" or "bfloat16". grad_dtype: default
         as dtype. initial: float32 master values; default zeros. timeout: seconds; None waits while the daemon lives.
+        keep: it has no slot of its own, but is lent one (Subgroup.lend) of what connect(arena=...) leaves when the first
+        such subgroup is registered: for gradients that do not all fit.
 
         Raises MlpoError: EEXIST if the key is taken, EDQUOT or ENOSPC with figures where memory or storage lack.
         """
@@ -142,6 +145,7 @@ class Client:
         options.struct_size = ffi.sizeof("struct mlpo_subgroup_options")
         options.key = kept[0]
         options.numel = total
+        options.keep = keep
         options.dtype, options.grad_dtype = (DTYPES[name][0] for name in dtypes)
         if explicit:
             array = _tensor_array(specs, kept)

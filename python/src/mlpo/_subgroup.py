@@ -68,6 +68,9 @@ class Subgroup:
 
     A window: write ``grad``, submit_grad, submit_update; when that has ended ``param`` holds the new parameters, until
     the next write to ``grad`` (the two share their bytes where their types have one size).
+
+    With ``keep=True``: lend(), write ``grad``, submit_grad; the slot goes back by itself once all of the gradient has
+    been taken. submit_update takes a slot for ``param``; give_back() when that has been read.
     """
 
     def __init__(self, client: Client, pointer: Any, key: str, tensors: Sequence[TensorSpec], dtypes: tuple[str, str]):
@@ -84,8 +87,9 @@ class Subgroup:
             starts.append(starts[-1] + tensor.numel)
         self._starts = starts
         info = self._info()
-        self._grad = self._view(info.grad, self.grad_dtype)
-        self._param = self._view(info.param, self.dtype)
+        self._fixed = None
+        if info.grad != ffi.NULL:  # else it is lent a slot, now this one, now that
+            self._fixed = (self._view(info.grad, self.grad_dtype), self._view(info.param, self.dtype))
 
     def __repr__(self) -> str:
         return f"<mlpo.Subgroup {self.key!r}: {self.numel} x {self.dtype}, {len(self.tensors)} tensor(s)>"
@@ -99,18 +103,32 @@ class Subgroup:
     def grad(self) -> View:
         """The slot's gradient, to be written before submit_grad."""
         self._session.check_not_forked()
-        return self._grad
+        return self._fixed[0] if self._fixed else self._view(self._lent().grad, self.grad_dtype)
 
     @property
     def param(self) -> View:
         """The slot's parameters, to be read after an update."""
         self._session.check_not_forked()
-        return self._param
+        return self._fixed[1] if self._fixed else self._view(self._lent().param, self.dtype)
 
     @property
     def epoch(self) -> int:
         """Updates completed in this session."""
         return int(self._info().epoch)
+
+    def lend(self, *, timeout: float = SUBMIT_TIMEOUT_S) -> View:
+        """Lends it a slot unless it has one, and returns ``grad``.
+
+        Waits while others have all slots; ETIMEDOUT then says how much they hold.
+        """
+        self._session.check_not_forked()
+        _submit_in_slices(lambda timeout_ns: int(lib.mlpo_slot_lend(self._pointer, timeout_ns)), timeout)
+        return self.grad
+
+    def give_back(self) -> None:
+        """Gives a lent slot back: ``grad`` and ``param`` are others' from now on. EBUSY while a window is open."""
+        self._session.check_not_forked()
+        check(lib.mlpo_slot_give_back(self._pointer))
 
     def submit_grad(
         self, pieces: Optional[Iterable[tuple[int, int, int]]] = None, *, timeout: float = SUBMIT_TIMEOUT_S
@@ -243,6 +261,12 @@ class Subgroup:
         info = ffi.new("struct mlpo_subgroup_info *")
         info.struct_size = ffi.sizeof("struct mlpo_subgroup_info")
         check(lib.mlpo_subgroup_info(self._pointer, info))
+        return info
+
+    def _lent(self) -> Any:
+        info = self._info()
+        if info.grad == ffi.NULL:
+            raise RuntimeError(f"subgroup {self.key!r} has no slot now: lend() gives it one, and an update's end")
         return info
 
     def _view(self, address: Any, dtype: str) -> View:
