@@ -72,14 +72,30 @@ void FakeTier::AddSession(SessionId session, const std::string& job) {
 
 void FakeTier::AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts,
                            std::optional<mlpo_dtype> kept_as) {
+  SubgroupSpec spec;
+  spec.id = id;
+  spec.kept_as = kept_as;
+  Add(session, std::move(spec), tensor_counts);
+}
+
+void FakeTier::AddLentSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts,
+                               mlpo_dtype kept_as) {
+  static std::byte never_touched;
+  SubgroupSpec spec;
+  spec.id = id;
+  spec.kept_as = kept_as;
+  spec.lent = &never_touched;
+  spec.slot_bytes = MLPO_SLOT_HEADER_BYTES;
+  for (const uint64_t count : tensor_counts) spec.slot_bytes += count * (kept_as == MLPO_FLOAT32 ? 4 : 2);
+  Add(session, std::move(spec), tensor_counts);
+}
+
+void FakeTier::Add(SessionId session, SubgroupSpec spec, const std::vector<uint64_t>& tensor_counts) {
   if (!known_.contains(session)) AddSession(session);
   if (!std::exchange(known_[session], true)) {
     scheduler_->SetFiles(session, std::vector<FileId>(paths_.size(), FileOf(session)));
   }
-  SubgroupSpec spec;
-  spec.id = id;
-  spec.key = "subgroup" + std::to_string(id);
-  spec.kept_as = kept_as;
+  spec.key = "subgroup" + std::to_string(spec.id);
   for (uint64_t count : tensor_counts) {
     spec.tensors.push_back({"tensor" + std::to_string(spec.tensors.size()), spec.numel, count, 0});
     spec.numel += count;
@@ -98,13 +114,52 @@ uint64_t FakeTier::Submit(SessionId session, uint16_t op, SubgroupId subgroup, u
   request.session = session;
   request.submission.op = op;
   request.submission.subgroup = subgroup;
-  request.submission.user_data = ++requests_;
   request.submission.epoch = epoch;
   request.submission.arg = arg;
   request.submission.first = first;
   request.submission.count = count;
+  return Submit(std::move(request));
+}
+
+uint64_t FakeTier::Submit(Request request) {
+  request.submission.user_data = ++requests_;
   Call([&] { scheduler_->Submit(request, now_ns_); });
   return request.submission.user_data;
+}
+
+// What is accepted is in the slot from now on; whoever else had something there has lost it.
+uint64_t FakeTier::SubmitIn(uint64_t slot, SessionId session, uint16_t op, SubgroupId id, uint32_t epoch,
+                            uint64_t first, uint64_t count) {
+  Request request;
+  request.session = session;
+  request.submission.op = op;
+  request.submission.subgroup = id;
+  request.submission.epoch = epoch;
+  request.submission.staging_offset = slot;
+  if (op == MLPO_OP_GRAD) {
+    request.submission.arg = MLPO_PIECE_VALUE;
+    request.submission.first = first;
+    request.submission.count = std::min(count, Numel(session, id) - first);
+  }
+  const uint64_t number = Submit(std::move(request));
+  if (answered(number)) return number;
+  auto& slots = slots_[session];
+  const uint64_t end = slot + SlotBytes(session, id);
+  for (auto it = slots.begin(); it != slots.end();) {
+    it = it->first < end && slot < it->second.end ? slots.erase(it) : std::next(it);
+  }
+  slots[slot] = {end, id};
+  return number;
+}
+
+// Work on what op has in its slot has ended.
+void FakeTier::CheckSlot(const Op& op) {
+  const SubgroupSpec& spec = op.subgroup()->spec;
+  if (spec.lent == nullptr || op.session->ending) return;
+  if (op.kind() == MLPO_OP_GRAD && op.results != op.subgroup()->window.results()) return;  // discarded
+  const auto& slots = slots_[op.session->id];
+  const auto it = slots.find(op.request.submission.staging_offset);
+  if (it == slots.end() || it->second.id != spec.id) Violate(op.subgroup()->Name() + ": another one has used its slot");
 }
 
 uint64_t FakeTier::Flush(SessionId session, uint32_t handle, const std::string& name, uint64_t bytes, uint64_t piece) {
@@ -324,7 +379,8 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
   if (subgroup != nullptr) worked_.push_back({subgroup->spec.id, block.index});
   const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
   Occupy(static_cast<int64_t>(std::min(1.0, part) * static_cast<double>(work_.block_ns)),
-         [this, index = block.buffer, token = version, &block] {
+         [this, index = block.buffer, token = version, &op, &block] {
+           if (op.kind() == MLPO_OP_UPDATE) CheckSlot(op);
            buffers_[index].use = Use::kIdle;
            buffers_[index].token = token;
            Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
@@ -336,7 +392,8 @@ void FakeTier::CopyGradient(const Op& op, Block& block, uint64_t* gradient) {
   const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
   const uint64_t bytes = Scheduler::GradientBytes(op.subgroup()->spec, block.count);
   Occupy(static_cast<int64_t>(part * static_cast<double>(work_.stats_ns)),
-         [this, index = block.buffer, token = *gradient, bytes, &block] {
+         [this, index = block.buffer, token = *gradient, bytes, &op, &block] {
+           CheckSlot(op);
            buffers_[index].use = Use::kIdle;
            buffers_[index].gradient = token;
            buffers_[index].gradient_bytes = bytes;
@@ -348,7 +405,10 @@ void FakeTier::StartStats(Op& op) {
   const Outside outside(this);
   for (const StatChunk& chunk : op.stats.chunks) (*op.results)[chunk.chunk] = {chunk_sum, chunk_finite};
   const double part = static_cast<double>(op.request.submission.count) / static_cast<double>(options_.block_elements);
-  const auto done = [this, &op] { Call([&] { scheduler_->StatsDone(&op, now_ns_); }); };
+  const auto done = [this, &op] {
+    CheckSlot(op);
+    Call([&] { scheduler_->StatsDone(&op, now_ns_); });
+  };
   if (work_.stats_ns == 0) return At(now_ns_ + 1, done);
   Occupy(static_cast<int64_t>(part * static_cast<double>(work_.stats_ns)), done);
 }

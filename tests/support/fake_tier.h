@@ -68,6 +68,11 @@ class FakeTier : public SchedulerActions {
   void AddSession(SessionId session, const std::string& job = "job");
   void AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts,
                    std::optional<mlpo_dtype> kept_as = std::nullopt);
+  // Without a slot of its own: gradients and parameters of `kept_as`, in slots that SlotBytes() tells.
+  void AddLentSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts, mlpo_dtype kept_as);
+  uint64_t SlotBytes(SessionId session, SubgroupId id) {
+    return scheduler_->FindSubgroup(session, id)->spec.slot_bytes;
+  }
   void EndSession(SessionId session);
 
   // Submits and returns the request's number; its completion will be in completions().
@@ -82,6 +87,9 @@ class FakeTier : public SchedulerActions {
   uint64_t WriteState(SessionId session, SubgroupId id, uint32_t parts = MLPO_PART_MASTER) {
     return Submit(session, MLPO_OP_WRITE_STATE, id, 0, parts, 0, Numel(session, id));
   }
+  // GRAD of [first, first + count) or UPDATE, with a slot of the lent area at an offset.
+  uint64_t SubmitIn(uint64_t slot, SessionId session, uint16_t op, SubgroupId id, uint32_t epoch, uint64_t first = 0,
+                    uint64_t count = UINT64_MAX);
   // Steps of FETCH and FLUSH.
   uint64_t Open(SessionId session, uint16_t op, uint32_t handle, const std::string& name, uint64_t bytes = 0) {
     return Submit(session, op, handle, 0, MLPO_OBJECT_OPEN, name.size(), bytes, name);
@@ -189,6 +197,9 @@ class FakeTier : public SchedulerActions {
   void Read(const Transfer& transfer, const File& file, Buffer* buffer);
   void Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good);
   void CheckAlone(const Transfer& transfer);
+  void Add(SessionId session, SubgroupSpec spec, const std::vector<uint64_t>& tensor_counts);
+  uint64_t Submit(Request request);
+  void CheckSlot(const Op& op);
   void CopyGradient(const Op& op, Block& block, uint64_t* gradient);
   void Occupy(int64_t work_ns, std::function<void()> then);
 
@@ -217,6 +228,12 @@ class FakeTier : public SchedulerActions {
   std::map<BlockName, uint64_t> versions_;
   std::map<BlockName, uint64_t> gradients_;  // the token of the open window's, where it is kept
   uint64_t next_version_ = 0;
+  // What slots of the lent areas hold, by session and offset: a window's gradient or an update's parameters.
+  struct InSlot {
+    uint64_t end;
+    SubgroupId id;
+  };
+  std::map<SessionId, std::map<uint64_t, InSlot>> slots_;
   std::map<uint64_t, Completion> completions_;
   std::map<SessionId, bool> known_;
   std::map<SessionId, bool> gone_;

@@ -202,6 +202,90 @@ TEST_CASE("KeptGradients.OneThatCannotBeKeptIsNeverApplied") {
   Step(tier, 1, 1);
 }
 
+TEST_CASE("LentSlots.AreOnesUntilTheWindowIsComplete") {
+  FakeTier tier(Options(64, 1), {{1e9, 1e9}}, FakeTier::Work{200'000, 50'000, 1});
+  for (SubgroupId id = 1; id <= 3; ++id) tier.AddLentSubgroup(1, id, {4 * kBlock}, MLPO_BFLOAT16);
+  const uint64_t bytes = tier.SlotBytes(1, 1);
+  const uint64_t half = tier.SubmitIn(0, 1, MLPO_OP_GRAD, 1, 1, 0, 2 * kBlock);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(half) == 0);
+  // The window is open: its slot is nobody else's, not even in part, and its pieces go on there.
+  for (const uint64_t offset : {uint64_t{0}, uint64_t{64}, bytes - 1}) {
+    CHECK(tier.status(tier.SubmitIn(offset, 1, MLPO_OP_GRAD, 2, 1)) == MLPO_E_SLOT_BUSY);
+    CHECK(tier.status(tier.SubmitIn(offset, 1, MLPO_OP_UPDATE, 2, 1)) == MLPO_E_SLOT_BUSY);
+  }
+  CHECK(tier.status(tier.SubmitIn(bytes, 1, MLPO_OP_GRAD, 1, 1, 2 * kBlock)) == -EINVAL);
+  CHECK(tier.status(tier.SubmitIn(bytes, 1, MLPO_OP_UPDATE, 1, 1)) == -EINVAL);
+  const uint64_t beside = tier.SubmitIn(bytes, 1, MLPO_OP_GRAD, 2, 1);
+  CHECK(tier.status(tier.SubmitIn(bytes - 64, 1, MLPO_OP_GRAD, 3, 1)) == MLPO_E_SLOT_BUSY);
+  const uint64_t rest = tier.SubmitIn(0, 1, MLPO_OP_GRAD, 1, 1, 2 * kBlock);
+  CHECK(tier.status(tier.SubmitIn(0, 1, MLPO_OP_GRAD, 3, 1)) == MLPO_E_SLOT_BUSY);  // not looked at yet
+  tier.RunUntilQuiet();
+  CHECK(tier.status(beside) == 0);
+  CHECK((tier.completion(rest).flags & MLPO_COMPLETION_WINDOW_COMPLETE) != 0);
+  // Its gradient is kept: another may use the slot, and its update any other.
+  const uint64_t third = tier.SubmitIn(0, 1, MLPO_OP_GRAD, 3, 1);
+  const uint64_t update = tier.SubmitIn(2 * bytes, 1, MLPO_OP_UPDATE, 1, 1);
+  CHECK(tier.status(tier.SubmitIn(2 * bytes, 1, MLPO_OP_UPDATE, 2, 1)) == MLPO_E_SLOT_BUSY);
+  const uint64_t behind = tier.SubmitIn(0, 1, MLPO_OP_UPDATE, 3, 1);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(tier.SubmitIn(2 * bytes, 1, MLPO_OP_UPDATE, 2, 1)) == 1);  // accepted now
+  tier.RunUntilQuiet();
+  for (const uint64_t request : {third, update, behind}) CHECK(tier.status(request) == 0);
+  CHECK(tier.violation() == "");
+}
+
+TEST_CASE("LentSlots.ADiscardedGradientHasItsSlotUntilItHasEnded") {
+  FakeTier tier(Options(64, 1), {{1e9, 1e9}}, FakeTier::Work{200'000, 50'000, 1});
+  for (SubgroupId id = 1; id <= 2; ++id) tier.AddLentSubgroup(1, id, {4 * kBlock}, MLPO_BFLOAT16);
+  const uint64_t grad = tier.SubmitIn(0, 1, MLPO_OP_GRAD, 1, 1);
+  CHECK(tier.status(tier.Submit(1, MLPO_OP_DISCARD, 1, 0, 0, 0, 0)) == 0);
+  CHECK(tier.status(tier.SubmitIn(0, 1, MLPO_OP_GRAD, 2, 1)) == MLPO_E_SLOT_BUSY);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(grad) == -ECANCELED);
+  const uint64_t other = tier.SubmitIn(0, 1, MLPO_OP_GRAD, 2, 1);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(other) == 0);
+  CHECK(tier.violation() == "");
+}
+
+TEST_CASE("LentSlots.ATornSubgroupGoesOnInTheSlotThatItHas") {
+  FakeTier tier(Options(3, 1), {{1e9, 1e9}});
+  tier.AddLentSubgroup(1, 1, {40 * Cut(MLPO_BFLOAT16)}, MLPO_BFLOAT16);
+  tier.AddLentSubgroup(1, 2, {7}, MLPO_BFLOAT16);
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  const uint64_t grad = tier.SubmitIn(0, 1, MLPO_OP_GRAD, 1, 1);
+  tier.RunUntilQuiet();
+  REQUIRE(tier.status(grad) == 0);
+  const auto tear = [&] {
+    const uint64_t update = tier.SubmitIn(64, 1, MLPO_OP_UPDATE, 1, 1);
+    const uint64_t before = tier.updates();
+    while (tier.updates() == before && tier.Step()) {
+    }
+    tier.SetFault(0, [](const Transfer&) { return EIO; });
+    tier.Wait(60'000'000'000);
+    CHECK(tier.status(update) == MLPO_E_IO);
+    tier.SetFault(0, nullptr);
+    CHECK(tier.status(tier.SubmitIn(64, 1, MLPO_OP_GRAD, 1, 1)) == MLPO_E_TORN);
+    CHECK(tier.status(tier.SubmitIn(0, 1, MLPO_OP_UPDATE, 1, 1)) == -EINVAL);
+    CHECK(tier.status(tier.SubmitIn(128, 1, MLPO_OP_GRAD, 2, 1)) == MLPO_E_SLOT_BUSY);
+  };
+  tear();
+  SECTION("the identical update") {
+    const uint64_t update = tier.SubmitIn(64, 1, MLPO_OP_UPDATE, 1, 1);
+    tier.RunUntilQuiet();
+    CHECK(tier.status(update) == 0);
+  }
+  SECTION("all of its state is written") {
+    tier.WriteState(1, 1, MLPO_PART_STATE);
+    tier.RunUntilQuiet();
+  }
+  const uint64_t other = tier.SubmitIn(128, 1, MLPO_OP_GRAD, 2, 1);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(other) == 0);
+  CHECK(tier.violation() == "");
+}
+
 // Whatever clients and paths do, at any time: the tier checks what each buffer and extent holds.
 TEST_CASE("KeptGradients.RandomOperations") {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
@@ -221,31 +305,43 @@ TEST_CASE("KeptGradients.RandomOperations") {
       tier.AddSubgroup(session, 1, {3 * kBlock + 5, 2 * kBlock}, MLPO_FLOAT32);
       tier.AddSubgroup(session, 2, {4 * kBlock}, MLPO_BFLOAT16);
       tier.AddSubgroup(session, 3, {2 * kBlock});
+      tier.AddLentSubgroup(session, 4, {2 * kBlock}, MLPO_BFLOAT16);
+      tier.AddLentSubgroup(session, 5, {100, kBlock}, MLPO_FLOAT32);
     }
+    const auto slot = [&](SubgroupId id) { return below(8) * (id == 4 ? kBlock : 1024); };
     std::vector<uint64_t> requests;
     const bool ends = below(2);
     for (int i = 0; i < 400; ++i) {
       const SessionId session = 1 + below(2);
-      const auto id = static_cast<SubgroupId>(1 + below(3));
+      const auto id = static_cast<SubgroupId>(1 + below(5));
       const Subgroup* subgroup = tier.scheduler().FindSubgroup(session, id);
       const uint64_t numel = subgroup->spec.numel;
       const uint32_t epoch = subgroup->epoch + 1;
       const uint64_t first = below(numel);
       const uint64_t count = below(numel - first + 1);
+      const bool lent = subgroup->spec.lent != nullptr;
       switch (below(8)) {
         case 0:
         case 1:
-          requests.push_back(tier.Grad(session, id, epoch));
+          requests.push_back(lent ? tier.SubmitIn(slot(id), session, MLPO_OP_GRAD, id, epoch)
+                                  : tier.Grad(session, id, epoch));
           break;
         case 2: {
           const uint64_t cut = below(numel);
+          if (lent) {
+            const uint64_t at = subgroup->slot.value_or(slot(id));
+            requests.push_back(tier.SubmitIn(at, session, MLPO_OP_GRAD, id, epoch, 0, cut));
+            requests.push_back(tier.SubmitIn(at, session, MLPO_OP_GRAD, id, epoch, cut));
+            break;
+          }
           requests.push_back(tier.Submit(session, MLPO_OP_GRAD, id, epoch, 1 + below(2), 0, cut));
           requests.push_back(tier.Submit(session, MLPO_OP_GRAD, id, epoch, 1 + below(2), cut, numel - cut));
           break;
         }
         case 3:
         case 4:
-          requests.push_back(tier.Update(session, id, epoch));
+          requests.push_back(lent ? tier.SubmitIn(subgroup->slot.value_or(slot(id)), session, MLPO_OP_UPDATE, id, epoch)
+                                  : tier.Update(session, id, epoch));
           break;
         case 5:
           requests.push_back(tier.Submit(session, MLPO_OP_DISCARD, below(4) ? id : MLPO_ALL_SUBGROUPS, 0, 0, 0, 0));
