@@ -317,6 +317,11 @@ int mlpo_cuda_slot_open(mlpo_cuda* side, mlpo_subgroup* subgroup, mlpo_cuda_slot
     delete slot;
     return code;
   }
+  if (slot->info.keep != 0) {
+    delete slot;
+    return Fail(-EOPNOTSUPP,
+                "the subgroup is registered with keep: streams copy to and from slots that stay where they are");
+  }
   if (!OfClient(side, slot->info.epoch_word)) {
     delete slot;
     return Fail(-EINVAL, "the subgroup is of another client than the CUDA side");

@@ -345,6 +345,7 @@ int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info)
   full.dtype = subgroup->dtype;
   full.grad_dtype = subgroup->grad_dtype;
   full.tensor_count = subgroup->tensor_count;
+  full.keep = subgroup->slot_bytes != 0 ? 1 : 0;
   {
     MutexLock lock(client->ring.lock());
     client->ring.Reap();

@@ -280,13 +280,20 @@ def test_status_shows_the_session(client: mlpo.Client) -> None:
 
 
 def test_few_slots_for_many_gradients(daemon_of, connect_to) -> None:
-    """keep=True: all gradients are given before the first update, in an arena that holds a few; bits are the reference's."""
+    """keep=True: all gradients are given before the first update; the arena holds a few; bits are the reference's."""
     numel, count = 30_011, 12
     random = np.random.default_rng(5)
     with connect_to(daemon_of(Layout()), arena=1 << 20) as client:
         starts = [random.standard_normal(numel, F) for _ in range(count)]
         kept = [
-            client.subgroup(f"k{i}", numel, dtype="bfloat16", grad_dtype="float32" if i % 3 else None, initial=start, keep=True)
+            client.subgroup(
+                f"k{i}",
+                numel,
+                dtype="bfloat16",
+                grad_dtype="float32" if i % 3 else None,
+                initial=start,
+                keep=True,
+            )
             for i, start in enumerate(starts)
         ]
         expected = [reference.Adam.start(start) for start in starts]
@@ -314,7 +321,8 @@ def test_lent_slots_that_nobody_gives_back(daemon_of, connect_to) -> None:
         kept = [client.subgroup(f"k{i}", 60_000, keep=True) for i in range(4)]
         with pytest.raises(mlpo.MlpoError, match="no slot now: mlpo_slot_lend"):
             kept[0].submit_grad()
-        kept[0].lend(), kept[1].lend(), kept[2].lend()
+        for subgroup in kept[:3]:
+            subgroup.lend()
         with pytest.raises(mlpo.MlpoError, match="3 slots have 720384 of") as error:
             kept[3].lend(timeout=0.2)
         assert error.value.errno == errno.ETIMEDOUT

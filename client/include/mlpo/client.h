@@ -188,6 +188,8 @@ struct mlpo_subgroup_info {
   uint64_t updates_ended;     /* updates that have ended, whatever with */
   int32_t update_outstanding; /* 1: one was submitted and has not been seen to end */
   int32_t holds_param;        /* 1: param is valid now */
+  uint32_t keep;              /* 1: it has no slot of its own: grad, param and epoch_word are NULL while none is lent */
+  uint32_t reserved;
 };
 MLPO_API int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info);
 /* From now on updates_ended is stored in *word too (release), by whichever thread sees an update end or the session

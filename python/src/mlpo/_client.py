@@ -124,7 +124,7 @@ class Client:
         key: unique within this session. numel: elements; may be left out with `tensors`, and alone it means one tensor
         named like the key. dtype: of the parameters handed out, "float32", "float16" or "bfloat16". grad_dtype: default
         as dtype. initial: float32 master values; default zeros. timeout: seconds; None waits while the daemon lives.
-        keep: it has no slot of its own, but is lent one (Subgroup.lend) of what connect(arena=...) leaves when the first
+        keep: it has no slot of its own, but is lent one (Subgroup.lend) of what connect(arena=) leaves when the first
         such subgroup is registered: for gradients that do not all fit.
 
         Raises MlpoError: EEXIST if the key is taken, EDQUOT or ENOSPC with figures where memory or storage lack.

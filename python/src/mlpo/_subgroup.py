@@ -88,7 +88,7 @@ class Subgroup:
         self._starts = starts
         info = self._info()
         self._fixed = None
-        if info.grad != ffi.NULL:  # else it is lent a slot, now this one, now that
+        if not info.keep:  # else it is lent a slot, now this one, now that
             self._fixed = (self._view(info.grad, self.grad_dtype), self._view(info.param, self.dtype))
 
     def __repr__(self) -> str:
