@@ -3,11 +3,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
+#include <thread>
 
 #include "daemon/bench/bench.h"
 
@@ -15,6 +17,8 @@ namespace mlpo::bench {
 namespace {
 
 constexpr char kInside[] = "MLPO_BENCH_INSIDE";
+
+constexpr auto kLook = std::chrono::milliseconds(20);
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -25,6 +29,7 @@ std::string OwnProgram() { return std::filesystem::read_symlink("/proc/self/exe"
 bool InOwnDaemon() { return std::getenv(kInside) != nullptr; }
 
 int RunInOwnDaemon(const OwnDaemon& daemon, const std::vector<std::string>& arguments) {
+  const CatchInterrupts catching;
   const ScratchFolder folder;
   const std::string config = folder.path() + "/mlpo.toml";
   {
@@ -49,8 +54,10 @@ int RunInOwnDaemon(const OwnDaemon& daemon, const std::vector<std::string>& argu
     std::perror(argv[0]);
     ::_exit(127);
   }
+  // Looked at in turn, as a signal could come just before a wait.
   int status = 0;
-  while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+  for (bool told = false; ::waitpid(pid, &status, WNOHANG) == 0; std::this_thread::sleep_for(kLook)) {
+    if (interrupted && !told) told = ::kill(pid, SIGTERM) == 0;  // we alone may have been told; it ends the daemon
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }

@@ -64,6 +64,17 @@ for wrong in "--skew 0.5 --ranks 1" "--stop-rank 2@1" "--stop-rank 0@5" "--at-st
   [[ $code == 64 ]] || { echo "$wrong: exit code $code"; exit 1; }
 done
 
+# Told alone to end, it ends its daemon and leaves nothing.
+mkdir "$folder/temporary"
+TMPDIR=$folder/temporary "$bin/mlpo-bench" train --params 3M --steps 1000000 --pool 8MiB --block 64Ki --path "$folder/a" \
+  > "$folder/told" 2>&1 &
+until pgrep -f "mlpo-daemon --config $folder/temporary" > "$folder/daemon"; do sleep 0.05; done
+kill -TERM $!
+code=0
+wait $! || code=$?
+[[ $code != 0 && -z $(ls -A "$folder/temporary") ]] || { ls "$folder/temporary"; cat "$folder/told"; exit 1; }
+! pgrep -f "$folder/temporary" || { echo "left running"; exit 1; }
+
 # On one core there is nothing to bind the two ends to; it says so.
 if (($(nproc) > 1)); then
   TMPDIR=$folder "$bin/mlpo-bench" ring --operations 1000 --json > "$folder/ring.json"
