@@ -16,6 +16,10 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 MEASURED = ("CMakeLists.txt", "client", "daemon", "proto")  # what the programs are built from
 
 
+class NoSourceError(Exception):
+    """Results belong to a source, and which one this is cannot be told."""
+
+
 def _git(*arguments: str) -> str:
     done = subprocess.run(["git", "-C", REPOSITORY, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -27,7 +31,10 @@ def commit() -> str:
 
 def source() -> str:
     """What was built, whatever the commit: documents and these scripts change without it."""
-    content = _git("ls-tree", "HEAD", *MEASURED) + _git("diff", "HEAD", "--", *MEASURED)
+    tree = _git("ls-tree", "HEAD", *MEASURED)
+    if not tree:
+        raise NoSourceError(f"git does not say what {REPOSITORY} has: see git -C {REPOSITORY} status")
+    content = tree + _git("diff", "HEAD", "--", *MEASURED)
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
@@ -59,7 +66,9 @@ class Results:
                     self.lines.append(line)
 
     def has(self, run: Run) -> bool:
-        return any(line["round"] == run.round and line["configuration"] == run.configuration for line in self.lines)
+        """A void one is as none: it is run again, and the later line of a round is the one that counts."""
+        result = self.of(run.configuration).get(run.round)
+        return result is not None and not result.get("void")
 
     def add(self, run: Run, result: dict[str, Any], free_bytes: int) -> None:
         line = {

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from typing import Any, Iterator
 
-from experiments import BLOCKS, Plan
+from experiments import BLOCKS, Plan, Run
 from results import Results
 
 Result = dict[str, Any]
@@ -41,9 +41,12 @@ class Line:
 
     @property
     def verdict(self) -> str:
+        bounded = self.least is not None or self.most is not None
+        if bounded and len(self.values) < self.needed and "is void" in self.note:
+            return "VOID"  # what could show it does not
         if not self.values:
             return "-"
-        if self.least is None and self.most is None:
+        if not bounded:
             return "shown"
         if len(self.values) < self.needed:
             return f"{len(self.values)} of {self.needed}"
@@ -51,7 +54,7 @@ class Line:
 
     @property
     def broken(self) -> bool:
-        return self.verdict == "BROKEN"
+        return self.verdict in ("BROKEN", "VOID")
 
     @property
     def bound(self) -> str:
@@ -95,24 +98,46 @@ class Pair:
         return max(self.peer_s, self.peer_limit_s) / self.ours_s
 
 
+def _peer_times(peer: Result, arithmetic_s: float) -> tuple[float, float]:
+    """What it takes beyond its arithmetic, and what its bytes need."""
+    return peer["backward_s"] + peer["step_s"] - arithmetic_s, PEER_WRITTEN * peer["parameters"] / peer["limits"]["nvme"][1]
+
+
+def _disturbances(peer: Result, arithmetic_s: float) -> list[str]:
+    peer_s, limit_s = _peer_times(peer, arithmetic_s)
+    found = []
+    written = peer["device_written_bytes"] / peer["parameters"]
+    if abs(written / PEER_WRITTEN - 1) > 0.03:
+        found.append(f"the peer wrote {written:.1f} bytes a parameter")
+    if limit_s / peer_s < LEAST_PEER_SHARE:
+        found.append(f"the peer was at {limit_s / peer_s:.2f} of its own limit")
+    return found
+
+
+def _in_memory(plan: Plan, results: Results) -> Result | None:
+    return results.of(plan.experiments["peer-in-memory"].runs["cpu"]).get(1)
+
+
+def disturbed(plan: Plan, results: Results, run: Run) -> bool:
+    """Whether its round of pairs shows nothing for the peer's sake: both sides are run again then, one after the other."""
+    cpu = _in_memory(plan, results)
+    peer = results.of(plan.experiments["pairs"].runs["peer"]).get(run.round)
+    return run.experiment == "pairs" and bool(cpu and peer and _disturbances(peer, cpu["backward_s"]))
+
+
 def pairs(plan: Plan, results: Results, name: str) -> list[Pair]:
-    cpu = results.of(plan.experiments["peer-in-memory"].runs["cpu"]).get(1)
+    cpu = _in_memory(plan, results)
     runs = plan.experiments["pairs"].runs
     peers, ours = results.of(runs["peer"]), results.of(runs[name])
     found = []
     for round_ in sorted(peers.keys() & ours.keys()):
         peer, own = peers[round_], ours[round_]
         arithmetic_s = cpu["backward_s"] if cpu else 0.0
-        peer_s = peer["backward_s"] + peer["step_s"] - arithmetic_s
-        limit_s = PEER_WRITTEN * peer["parameters"] / peer["limits"]["nvme"][1]
+        peer_s, limit_s = _peer_times(peer, arithmetic_s)
         reasons = [own["void"]] if own["void"] else []
         if not cpu:
             reasons.append("the peer's arithmetic is not known")
-        written = peer["device_written_bytes"] / peer["parameters"]
-        if abs(written / PEER_WRITTEN - 1) > 0.03:
-            reasons.append(f"the peer wrote {written:.1f} bytes a parameter")
-        if limit_s / peer_s < LEAST_PEER_SHARE:
-            reasons.append(f"the peer was at {limit_s / peer_s:.2f} of its own limit")
+        reasons += _disturbances(peer, arithmetic_s)
         found.append(Pair(round_, peer_s, limit_s, own["period_s"], "; ".join(reasons)))
     return found
 
@@ -125,17 +150,17 @@ def _pair_lines(plan: Plan, results: Results) -> Iterator[Line]:
         yield Line("DeepSpeed / mlpo", name, [pair.ratio for pair in valid], bound, needed=7, note=note)
 
 
-def _shares(results: Results, configuration: dict[str, Any]) -> tuple[list[float], str]:
-    """Of all runs that are not void, and why others are."""
+def _valid(results: Results, configuration: dict[str, Any]) -> tuple[dict[int, Result], str]:
+    """By round those that are not void, and why others are."""
     found = results.of(configuration)
-    voids = [f"run {round_} is void: {result['void']}" for round_, result in found.items() if result["void"]]
-    return [result["limit_share"] for result in found.values() if not result["void"]], "; ".join(voids)
+    voids = [f"run {round_} is void: {result['void']}" for round_, result in found.items() if result.get("void")]
+    return {round_: result for round_, result in found.items() if not result.get("void")}, "; ".join(voids)
 
 
 def _share_line(results: Results, group: str, what: str, configuration: dict[str, Any], least: float | None,
                 needed: int = 3) -> Line:  # fmt: skip
-    values, note = _shares(results, configuration)
-    return Line(group, what, values, least, needed=needed, note=note)
+    found, note = _valid(results, configuration)
+    return Line(group, what, [result["limit_share"] for result in found.values()], least, needed=needed, note=note)
 
 
 def _limit_lines(plan: Plan, results: Results) -> Iterator[Line]:
@@ -162,15 +187,15 @@ def _halved_lines(plan: Plan, results: Results) -> Iterator[Line]:
     configuration = plan.experiments["halved"].runs["nvme"]
     (halved_at, (path, factor)), (restored_at, _) = configuration["limits_at"].items()
     halved, restored = int(halved_at), int(restored_at)
-    found = results.of(configuration).values()
+    found, note = _valid(results, configuration)
     # From the third step on under the new limits.
     spans = {"halved": (halved + 2, restored - 1, factor), "restored": (restored + 2, configuration["steps"], 1.0)}
     for what, (first, last, of_limit) in spans.items():
         values = []
-        for result in found:
+        for result in found.values():
             ideal_s = result["transfer_s"] * worth(result["limits"]) / worth(result["limits"], {path: of_limit})
             values.append(ideal_s * (last - first + 1) / sum(result["step_s"][first - 1 : last]))
-        yield Line("share of the limit", f"{path} {what}, steps {first} to {last}", values, 0.95, needed=3)
+        yield Line("share of the limit", f"{path} {what}, steps {first} to {last}", values, 0.95, needed=3, note=note)
 
 
 def _rank_lines(plan: Plan, results: Results) -> Iterator[Line]:
@@ -181,10 +206,11 @@ def _rank_lines(plan: Plan, results: Results) -> Iterator[Line]:
 def _unlimited_lines(plan: Plan, results: Results) -> Iterator[Line]:
     runs = plan.experiments["unlimited"].runs
     yield _share_line(results, "unlimited disk", "mlpo / fio's mix", runs["mlpo"], 0.9)
-    ours, peers = results.of(runs["mlpo"]), results.of(runs["peer"])
+    ours, void = _valid(results, runs["mlpo"])
+    peers = results.of(runs["peer"])
     moved = OURS_MOVES * (1 - runs["mlpo"]["pool_blocks"] / BLOCKS)
     gains = [peers[i]["step_s"] / ours[i]["period_s"] * moved / PEER_STEP_MOVES for i in ours.keys() & peers.keys()]
-    note = f"bytes: {PEER_STEP_MOVES / moved:.2f}"
+    note = "; ".join(filter(None, [f"bytes: {PEER_STEP_MOVES / moved:.2f}", void]))
     yield Line("unlimited disk", "(DeepSpeed's step / mlpo's) / ratio of the bytes", gains, 1.0, needed=3, note=note)
 
 
@@ -192,14 +218,13 @@ def _other_lines(plan: Plan, results: Results) -> Iterator[Line]:
     adam = results.of({"kind": "adam"}).get(1)
     for kind in adam["kinds"] if adam else []:
         spread = [kind["ratio_least"][name] for name in ("min", "median", "max")]
-        note = f"{kind['pairs']} turns of each side" + (", and the two disagree" if "disagree" in kind["verdict"] else "")
+        note = f"{kind['pairs']} turns of each side"
         yield Line("Adam", f"DeepSpeedCPUAdam / mlpo, {kind['grad']} in, {kind['dtype']} out", spread, 1.25, note=note)
     yield Line("Adam", "mlpo / plain loop", [adam["loop_ratio"]] if adam else [], 0.95)
     costs: dict[str, list[float]] = {}
     for what, configuration in plan.experiments["scaling"].runs.items():
-        for result in results.of(configuration).values():
-            if not result["void"]:
-                costs.setdefault(what, []).append(1 / result["parameters_per_s"])
+        for result in _valid(results, configuration)[0].values():
+            costs.setdefault(what, []).append(1 / result["parameters_per_s"])
     medians = [statistics.median(values) for values in costs.values()]
     spread = [max(medians) / min(medians)] if len(medians) == len(plan.experiments["scaling"].runs) else []
     note = ", ".join(f"{what}: {statistics.median(values) * 1e9:.2f} ns" for what, values in costs.items())
