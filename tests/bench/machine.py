@@ -27,6 +27,7 @@ SECTOR = 512
 SAMPLE_SECONDS = 0.1
 RUN_SECONDS = 1800  # at most; the peer compiles its operators in its first run
 END_SECONDS = 30
+ADAM_KINDS = 3  # of gradient and parameter, in adam_peer.py
 MARK = ".mlpo-bench"
 
 
@@ -49,25 +50,39 @@ class Process:
 
     def lines(self, each: Callable[[str], None], fine: tuple[int, ...] = (0,)) -> str:
         """Each goes to `each` as it comes; the last one is returned. `fine`: its exit codes."""
-        overdue = threading.Timer(RUN_SECONDS, self._signal, [signal.SIGTERM])
-        overdue.start()
+        assert self._process.stdout
+        with self._process.stdout, self._errors:
+            return self._lines(each, fine)
+
+    def _lines(self, each: Callable[[str], None], fine: tuple[int, ...]) -> str:
+        deadlines = [threading.Timer(RUN_SECONDS, self._signal, [signal.SIGTERM]),
+                     threading.Timer(RUN_SECONDS + END_SECONDS, self._signal, [signal.SIGKILL])]  # fmt: skip
+        begin = time.monotonic()
+        for deadline in deadlines:
+            deadline.start()
         last = ""
         try:
-            assert self._process.stdout
-            for line in self._process.stdout:
+            for line in self._process.stdout or ():
                 last = line.rstrip("\n")
                 each(last)
             self._process.wait(END_SECONDS)
-        except BaseException:
+        except BaseException as error:
             self._signal(signal.SIGTERM)
             try:
                 self._process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 self._signal(signal.SIGKILL)
                 self._process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise RunError(f"{shlex.join(self.command)}\n    does not end") from None
+            if isinstance(error, json.JSONDecodeError):
+                raise RunError(f"{shlex.join(self.command)}\n    not JSON: {last}") from None
             raise
         finally:
-            overdue.cancel()
+            for deadline in deadlines:
+                deadline.cancel()
+        if time.monotonic() - begin > RUN_SECONDS:
+            raise RunError(f"{shlex.join(self.command)}\n    took more than {RUN_SECONDS} s")
         if self._process.returncode not in fine:
             self._errors.seek(0)
             said = self._errors.read().strip()
@@ -75,6 +90,14 @@ class Process:
             ended = f"ended with {self._process.returncode}"
             raise kind("\n    ".join([shlex.join(self.command), ended, *said.splitlines()[-4:], last]))
         return last
+
+    def result(self, each: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+        """Its last line, which is JSON."""
+        last = self.lines(each)
+        try:
+            return json.loads(last)
+        except json.JSONDecodeError:
+            raise RunError(f"{shlex.join(self.command)}\n    not JSON: {last}") from None
 
     def _signal(self, number: int) -> None:
         try:
@@ -196,7 +219,8 @@ class Machine:
             return
         options = ["--dir", str(self._testbed), "--profile", profile, "--scale", str(scale)]
         command = "profile"
-        if not self._up or self._up[2] != paths:
+        before, self._up = self._up, None  # after a failure nothing is known
+        if not before or before[2] != paths:
             self._down()
             command = "up"
             options += ["--paths", str(paths), "--size", str(self.gib if paths == 2 else max(1, self.gib // 2))]
@@ -250,8 +274,12 @@ class Machine:
             change = [str(TESTBED), "set", "--dir", str(self._testbed), name, f"{read * factor:.0f}", f"{write * factor:.0f}"]
             command += ["--at-step", f"{step}={shlex.join(change)}"]
         command += configuration.get("extra", [])
+        up = self._up
+        if "limits_at" in configuration:
+            self._up = None  # changed in the run: known again when it was through
         with Sampler(folders if configuration.get("sample") else {}) as sampler:
-            result = json.loads(Process(self._limited(configuration, command)).lines(lambda _: None))
+            result = Process(self._limited(configuration, command)).result()
+        self._up = up
         if result["check"] != "ok":
             raise RunError(f"wrong bytes: {result['check']}")
         return self._with(result, configuration, folders, sampler)
@@ -277,8 +305,7 @@ class Machine:
                 moved.append(device.moved())
 
         with Sampler(folders if configuration.get("sample") else {}) as sampler:
-            process = Process(self._limited(configuration, command), self._peer_environment())
-            result = json.loads(process.lines(each))
+            result = Process(self._limited(configuration, command), self._peer_environment()).result(each)
         result["iterations"] = iterations
         if not in_memory:
             for i, what in enumerate(("read", "written")):
@@ -298,7 +325,12 @@ class Machine:
         peer = Process([self.python, str(HERE / "adam_peer.py"), "--bin", str(self.bin)], self._peer_environment())
         # 1: its own bound is broken, which is judged from the figures.
         peer.lines(lambda line: kinds.append(json.loads(line)) if line.startswith("{") else None, fine=(0, 1))
-        loop = json.loads(Process([str(self.bin / "mlpo-bench"), "adam", "--json"]).lines(lambda _: None))
+        if len(kinds) != ADAM_KINDS:  # it ends with 1 after a traceback, too
+            raise RunError(f"adam_peer.py measured {len(kinds)} of {ADAM_KINDS} kinds")
+        for kind in kinds:
+            if "disagree" in kind["verdict"]:
+                raise RunError(f"{kind['grad']} in, {kind['dtype']} out: the two disagree: {kind['differences']}")
+        loop = Process([str(self.bin / "mlpo-bench"), "adam", "--json"]).result()
         return {"kinds": kinds, "loop_ratio": loop["ratio"]}
 
     def _scheduler(self, _: Configuration) -> dict[str, Any]:

@@ -7,6 +7,7 @@ The lines are made by hand, so that each verdict is known from the arithmetic be
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import tempfile
 import unittest
 import xml.etree.ElementTree
 from typing import Any
+from unittest import mock
 
 REPO = pathlib.Path(sys.argv[1])
 BENCH = REPO / "tests" / "bench"
@@ -21,6 +23,7 @@ sys.path.insert(0, str(BENCH))
 sys.dont_write_bytecode = True
 
 import experiments  # noqa: E402
+import machine  # noqa: E402
 import verdicts  # noqa: E402
 from results import Results  # noqa: E402
 
@@ -73,7 +76,8 @@ class Compare(unittest.TestCase):
         self.assertEqual(len(line.values), 6)  # the last one is void
         self.assertAlmostEqual(line.median, 17 / 7)
         self.assertAlmostEqual(min(line.values), 16.208 / 7, 3)  # faster than its bytes: they count
-        self.assertEqual(line.verdict, "6 of 7")
+        self.assertEqual(line.verdict, "VOID")
+        self.assertTrue(line.broken)
         self.assertIn("pair 7 is void: a reason", line.note)
         self.add("pairs", "nvme alone, 200 MiB", *[train(13, 11.4)] * 7)
         line = self.line("nvme alone, 200 MiB")
@@ -84,7 +88,11 @@ class Compare(unittest.TestCase):
         self.add("peer-in-memory", "cpu", peer(1, 0.5))
         self.add("pairs", "peer", peer(4, 17), {**peer(2, 16), "device_written_bytes": 12 * PARAMETERS})
         self.add("pairs", "both paths, 200 MiB", *[train(7, 6.8)] * 2)
+        of_pairs = [run for run in PLAN.runs() if run.experiment == "pairs"]
+        self.assertEqual({run.round for run in of_pairs if verdicts.disturbed(PLAN, self.results, run)}, {1, 2})
+        self.assertFalse(any(verdicts.disturbed(PLAN, self.results, run) for run in PLAN.runs() if run.experiment != "pairs"))
         line = self.line("both paths, 200 MiB")
+        self.assertEqual(line.verdict, "VOID")
         self.assertEqual(line.values, [])
         self.assertIn("pair 1 is void: the peer was at 0.81 of its own limit", line.note)
         self.assertIn("pair 2 is void: the peer wrote 12.0 bytes a parameter", line.note)
@@ -106,6 +114,23 @@ class Compare(unittest.TestCase):
         self.assertEqual(self.line("nvme halved, steps 7 to 9").verdict, "holds")
         self.assertAlmostEqual(self.line("nvme restored, steps 12 to 14").median, 0.9, 4)
         self.assertEqual(self.line("nvme restored, steps 12 to 14").verdict, "BROKEN")
+
+    def test_void_runs(self) -> None:
+        run = next(run for run in PLAN.runs() if run.experiment == "halved")
+        steps = [6.0] * 14
+        self.results.add(run, train(6, 6, void="a reason", step_s=steps), 1 << 30)
+        line = self.line("nvme halved, steps 7 to 9")
+        self.assertEqual((line.values, line.note, line.verdict), ([], "run 1 is void: a reason", "VOID"))
+        self.assertFalse(self.results.has(run))
+        self.results.add(run, train(6, 6, step_s=steps), 1 << 30)  # the later one counts
+        self.assertTrue(self.results.has(run))
+        line = self.line("nvme halved, steps 7 to 9")
+        self.assertEqual((len(line.values), line.note, line.verdict), (1, "", "1 of 3"))
+        self.add("unlimited", "mlpo", train(6, 6), train(6, 6, void="a reason"))
+        self.add("unlimited", "peer", *[peer(2, 16)] * 2)
+        line = self.line("(DeepSpeed's step / mlpo's) / ratio of the bytes")
+        self.assertEqual(len(line.values), 1)
+        self.assertIn("run 2 is void: a reason", line.note)
 
     def test_worth(self) -> None:
         self.assertAlmostEqual(verdicts.worth(LIMITS), 445e6)
@@ -145,14 +170,62 @@ class Compare(unittest.TestCase):
             xml.etree.ElementTree.parse(picture)
             self.assertIn(f"(pictures/{picture.name})", text)
 
+    def test_processes(self) -> None:
+        def python(code: str) -> machine.Process:
+            return machine.Process([sys.executable, "-c", code])
+
+        said: list[str] = []
+        self.assertEqual(python("print(1); print(2)").lines(said.append), "2")
+        self.assertEqual(said, ["1", "2"])
+        with self.assertRaisesRegex(machine.RunError, "ended with 3"):
+            python("raise SystemExit(3)").lines(said.append)
+        with self.assertRaisesRegex(machine.RunError, "not JSON"):
+            python("print('{')").lines(json.loads)
+        deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(30)"
+        with mock.patch.multiple(machine, RUN_SECONDS=1, END_SECONDS=0.5):
+            with self.assertRaisesRegex(machine.RunError, "took more than 1 s"):
+                python(deaf).lines(said.append)
+            with self.assertRaisesRegex(machine.RunError, "does not end"):
+                python("import os, time; os.close(1); time.sleep(30)").lines(said.append)
+
+    def test_peer_that_crashes(self) -> None:
+        (self.folder / "python").write_text("#!/bin/sh\nexit 1\n")
+        (self.folder / "python").chmod(0o755)
+        measuring = machine.Machine(self.folder, self.folder, str(self.folder / "python"), 1)
+        with self.assertRaisesRegex(machine.RunError, "0 of 3 kinds"):
+            measuring.run({"kind": "adam"})
+
+    def test_limits_after_a_failure(self) -> None:
+        calls, codes = self.folder / "calls", self.folder / "codes"
+        testbed = self.folder / "testbed.sh"
+        testbed.write_text(f"#!/bin/sh\necho $1 >> {calls}\n[ $1 = down ] || printf '/x/%s 1 1 0.5\\n' nvme pfs\n[ ! -e {codes}/$1 ]\n")
+        testbed.chmod(0o755)
+        measuring = machine.Machine(self.folder, self.folder, "python", 1)
+        with mock.patch.object(machine, "TESTBED", testbed):
+            measuring._set_up("paper", 20, 2)
+            codes.mkdir()
+            (codes / "profile").touch()
+            with self.assertRaises(machine.RunError):
+                measuring._set_up("half", 20, 2)
+            (codes / "profile").unlink()
+            measuring._set_up("paper", 20, 2)  # not what it was before the failure
+            with self.assertRaises((machine.RunError, OSError)):  # no programs; limits may be halved
+                measuring.run({**PLAN.experiments["halved"].runs["nvme"]})
+            measuring._set_up("paper", 20, 2)
+        self.assertEqual(calls.read_text().split(), ["down", "up", "profile", "down", "up", "run", "down", "up"])
+
     def test_arguments(self) -> None:
         self.assertEqual(self.program("compare", "--only", "nothing").returncode, 64)
-        listed = self.program("compare", "--list", "--results", str(self.results.file))
+        listed = self.program("compare", "--list", "--source", "here", "--results", str(self.results.file))
         self.assertEqual(listed.returncode, 0)
         self.assertRegex(listed.stdout, r"pairs +0 of +28 runs")
-        lacking = self.program("compare", "--bin", str(self.folder), "--results", str(self.results.file))
+        lacking = self.program("compare", "--bin", str(self.folder), "--source", "here", "--results", str(self.results.file))
         self.assertEqual(lacking.returncode, 77)
         self.assertIn("mlpo-bench", lacking.stdout)
+        empty = {**os.environ, "GIT_DIR": str(self.folder)}
+        unknown = subprocess.run([sys.executable, "-B", BENCH / "compare", "--list"], stdout=subprocess.PIPE, text=True, env=empty)
+        self.assertEqual(unknown.returncode, 77)
+        self.assertIn("git", unknown.stdout)
         self.assertEqual(self.program("honest", "--bin", str(self.folder)).returncode, 77)
 
 
