@@ -160,7 +160,10 @@ void Scheduler::DropGradient(Block& block) {
   block.filled &= ~kPartGradient;
   block.grad_saved = false;
   const bool moves = block.state == BlockState::kFlushing || block.state == BlockState::kFetching;
-  if (block.nonzero == 0 && !moves) ReleaseExtent(block);
+  if (block.nonzero == 0 && !moves) {
+    SetAhead(block, false);  // while the extent's path still counts it
+    ReleaseExtent(block);
+  }
   if (pending) return MakePending(block);
   if (block.state == BlockState::kAway) SettleAway(block);
   if (block.state == BlockState::kClean || block.state == BlockState::kDirty) SettleInMemory(block);

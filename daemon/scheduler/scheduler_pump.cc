@@ -332,8 +332,9 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
       SettleInMemory(block);
     } else {
       DropBuffer(block);
+      LeaveLists(block);  // not ahead of use again: who needs it tries
     }
-    if (op == nullptr) return;  // fetched ahead: whoever needs it tries again
+    if (op == nullptr) return;
     Failure failure;
     failure.status = MLPO_E_IO;
     failure.os_errno = result.error;
@@ -345,6 +346,10 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
                    options_.path_names[failure.path] + "': " + std::generic_category().message(result.error);
     FailOp(*op, std::move(failure));
     return BlockDone(*op);
+  }
+  if (block.nonzero == 0) {  // a gradient that has been discarded meanwhile
+    SetAhead(block, false);
+    ReleaseExtent(block);
   }
   block.filled |= block.nonzero;
   if (block.nonzero & kPartMoments) block.filled |= kPartMaster;
@@ -389,8 +394,9 @@ int64_t Scheduler::NextUse(const Block& block) const {
 bool Scheduler::IsAboutToBeUsed(const Block& block) const {
   constexpr int64_t kSubmittingNs = 100 * kNsPerMs;
   const Session& session = *block.owner->session;
+  if (session.period_ns == 0) return false;  // a store's, too, whose job may be gone
   const int64_t begun_ns = session.job->step_ns;
-  return session.period_ns > 0 && block.used_ns < begun_ns && now_ns_ < begun_ns + kSubmittingNs;
+  return block.used_ns < begun_ns && now_ns_ < begun_ns + kSubmittingNs;
 }
 
 // The dirty block whose buffer is best given away: that of the farthest next use. In steps that follow one order, that

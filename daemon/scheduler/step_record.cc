@@ -142,6 +142,13 @@ void StepBook::UpdateWants(SessionSteps& session, Found found) {
 
 void StepBook::UpdateEnds(SessionSteps& session, SubgroupSteps& subgroup, uint64_t epoch, uint64_t subgroups) {
   Touch(session);
+  if (subgroup.step < session.number_) {  // of a step that was closed without it
+    if (epoch == 0) return;
+    ++session.total_.updates;
+    session.total_.epoch = std::max(session.total_.epoch, epoch);
+    subgroup.updated = subgroup.step;
+    return;
+  }
   const bool next = subgroup.step != session.number_;
   --(next ? session.next_updating_ : session.updating_);
   if (epoch > 0) {
