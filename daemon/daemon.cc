@@ -584,8 +584,9 @@ void Daemon::PrepareStorage(const SessionIdentity& identity, const SubgroupSpec&
 
 void Daemon::AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
                            std::function<void(Result<std::shared_ptr<Memfd>>)> done) {
-  PostHousekeeping([this, bytes, numa_node, cancelled = std::move(cancelled), done = std::move(done)] {
-    Result<std::shared_ptr<Memfd>> memfd = Memfd::Create(bytes, numa_node, *cancelled);
+  const int node = config_.memory.numa == "off" ? -1 : numa_node;
+  PostHousekeeping([this, bytes, node, cancelled = std::move(cancelled), done = std::move(done)] {
+    Result<std::shared_ptr<Memfd>> memfd = Memfd::Create(bytes, node, *cancelled);
     PostMain([done, memfd] { done(memfd); });
   });
 }

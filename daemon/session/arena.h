@@ -20,8 +20,8 @@ namespace mlpo {
 // One memfd of an arena, allocated and mapped.
 class Memfd {
  public:
-  // Memory is bound to `numa_node` (-1: anywhere) before it is allocated, and allocated in steps; `cancelled` is looked
-  // at in between (ECANCELED).
+  // Memory comes from `numa_node` (-1: anywhere), or elsewhere if that has none left, and is allocated in steps;
+  // `cancelled` is looked at in between (ECANCELED).
   static Result<std::shared_ptr<Memfd>> Create(uint64_t bytes, int numa_node, const std::atomic<bool>& cancelled);
 
   int fd() const { return fd_.get(); }
