@@ -747,10 +747,11 @@ void Daemon::Bench(const BenchRequest& request, std::function<void(Result<std::s
   options.measure_ns = static_cast<int64_t>(request.seconds * kNsPerS);
   options.warm_up_ns = options.measure_ns * 2 / 5;
   options.max_depth_bytes = kBenchBytes;
-  // Not the whole pool: a session that connects while a path hangs can work.
-  run->buffers =
-      static_cast<uint32_t>(std::min<uint64_t>(2 * options.paths.size() * options.file_blocks,
-                                               std::max<uint64_t>(2 * options.paths.size(), pool_->count() / 2)));
+  // Not the whole pool, which may have stayed smaller than planned: a session that connects while a path hangs can
+  // work.
+  const uint64_t ready = pool_->ready_bytes() / pool_->buffer_bytes();
+  run->buffers = static_cast<uint32_t>(std::min<uint64_t>(2 * options.paths.size() * options.file_blocks,
+                                                          std::max<uint64_t>(2 * options.paths.size(), ready / 2)));
   run->owner = {::geteuid(), "calibration", 0, static_cast<uint64_t>(NowNs())};
   bench_ = run;
   storages_[kBenchStorage] = run->storage;
