@@ -101,12 +101,12 @@ std::optional<Mount> MountOf(const std::string& name) {
   return found;
 }
 
-// Whether memory can be asked for from a node, by asking for a page of the first one.
-Status TryNumaPolicy() {
+// Whether memory can be asked for from a node, by asking for a page of this one.
+Status TryNumaPolicy(int node) {
   constexpr uint64_t kPage = 4096;
   void* page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return Status::Errno(errno, "mapping a page");
-  const int error = PoolMemory().Prefer(static_cast<std::byte*>(page), kPage, 0);
+  const int error = PoolMemory().Prefer(static_cast<std::byte*>(page), kPage, node);
   ::munmap(page, kPage);
   return error == 0 ? Status() : Status::Errno(error, "mbind");
 }
@@ -298,7 +298,13 @@ Facts GatherFacts(const Config& config, const Environment& environment, const Ru
   facts.file_size = Limit(RLIMIT_FSIZE);
   facts.numa_nodes = NumaNodes("");
   facts.numa_allowed = NumaAllowed("");
-  facts.numa_policy = TryNumaPolicy();
+  int with_memory = 0;
+  if (cores.ok()) {
+    const std::vector<NumaNode> nodes = cores->Nodes();
+    const auto first = std::find_if(nodes.begin(), nodes.end(), [](const NumaNode& node) { return node.memory; });
+    if (first != nodes.end()) with_memory = first->id;
+  }
+  facts.numa_policy = TryNumaPolicy(with_memory);
   facts.socket = running != nullptr ? Result<std::string>(running->socket) : ResolveSocket(config, environment);
   if (facts.socket.ok()) facts.socket_folder = CheckSocketFolder(facts.socket.value());
   facts.paths = LookAtPaths(config.paths, config.daemon.node);

@@ -136,7 +136,9 @@ class Judgement {
       return Add("memory", Level::kError,
                  "a pool of " + ByteText(f_.pool) + " has no room for three blocks of " + ByteText(f_.buffer),
                  "set [memory] pool or --memory to " + ByteText(3 * f_.buffer) + " or more, or lower [memory] block");
-    if (f_.pool + f_.config.memory.arenas_bytes > left)
+    // Pages set aside are not among what is left, and the pool takes them first.
+    const uint64_t set_aside = f_.config.memory.huge_pages == "never" ? 0 : std::min(f_.pool, f_.huge_page_bytes);
+    if (f_.pool - set_aside + f_.config.memory.arenas_bytes > left)
       return Add(
           "memory", Level::kError,
           "a pool of " + ByteText(f_.pool) +

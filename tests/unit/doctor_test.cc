@@ -183,6 +183,21 @@ TEST_CASE("Doctor.MemoryOfHostAndCgroup") {
   CHECK(OnlyFault(facts).check == "memory");
 }
 
+TEST_CASE("Doctor.PagesSetAsideAreNotTakenFromWhatIsLeft") {
+  Facts facts = Healthy();
+  facts.pool = 40 * kGiB;
+  facts.huge_page_bytes = 41 * kGiB;
+  CHECK(Faults(facts).empty());
+  facts.config.memory.arenas_bytes = 17 * kGiB;
+  CHECK(OnlyFault(facts).check == "memory");
+  facts.config.memory.arenas_bytes = 0;
+  facts.config.memory.huge_pages = "never";
+  CHECK(OnlyFault(facts).check == "memory");
+  facts.config.memory.huge_pages = "auto";
+  facts.huge_page_bytes = 20 * kGiB;  // and 20 of other memory
+  CHECK(OnlyFault(facts).check == "memory");
+}
+
 TEST_CASE("Doctor.HugePages") {
   Facts facts = Healthy();
   facts.transparent = "never";
