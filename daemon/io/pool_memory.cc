@@ -38,6 +38,8 @@ int Remap(std::byte* at, uint64_t bytes, int flags) {
 }  // namespace
 
 int PoolMemory::MapHugetlb(std::byte* at, uint64_t bytes, int shift) {
+  static const bool populates = ::madvise(nullptr, 0, MADV_POPULATE_WRITE) == 0;
+  if (!populates) return EOPNOTSUPP;
   return Remap(at, bytes, MAP_HUGETLB | (shift << MAP_HUGE_SHIFT));
 }
 

@@ -17,7 +17,8 @@ class PoolMemory {
   virtual ~PoolMemory() = default;
 
   // Replaces what is mapped at `at` by hugetlb pages of 2^shift bytes. They are set aside for us then: neither the host
-  // nor a memory cgroup has to find them later.
+  // nor a memory cgroup has to find them later. EOPNOTSUPP before Linux 5.14, where Populate would end in SIGBUS if a
+  // hugetlb cgroup has no room for them.
   virtual int MapHugetlb(std::byte* at, uint64_t bytes, int shift);
   // Replaces it by memory that is taken when it is touched.
   virtual int MapSmall(std::byte* at, uint64_t bytes);
