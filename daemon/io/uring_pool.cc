@@ -126,7 +126,8 @@ int UringPool::ClonePiece(int ring_fd, uint32_t piece) const {
   clone.source_fd = static_cast<uint32_t>(ring_->ring.ring_fd);
   clone.flags = kReplace;
   clone.source_offset = clone.target_offset = piece;
-  clone.count = 1;
+  // With all behind it, of which ours has at least as many: Linux 6.13 to early 6.18 lose what lies above the range.
+  clone.count = pool_->piece_count() - piece;
   return Clone(ring_fd, clone);
 }
 

@@ -37,6 +37,7 @@ class UringPool {
   bool clones_pieces() const { return clones_pieces_; }
   // Gives the ring `ring_fd`, which has no buffers yet, a table with all pieces that are registered. 0 or an errno.
   int CloneAll(int ring_fd) const;
+  // One piece into a table that has some; those behind it that are registered come along.
   int ClonePiece(int ring_fd, uint32_t piece) const;
 
  private:
