@@ -10,11 +10,15 @@
 #include <algorithm>
 #include <boost/asio/post.hpp>
 #include <chrono>
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
 #include <random>
+#include <system_error>
 
 #include "daemon/adam/kernel.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/thread.h"
 #include "daemon/config/load.h"
 #include "daemon/control/status_json.h"
 #include "daemon/doctor/gather.h"
@@ -41,6 +45,8 @@ constexpr SessionId kBenchStorage = kStoreBit;       // no job's objects have th
 constexpr uint64_t kBenchBytes = uint64_t{1} << 30;  // of a path's file, and in flight
 constexpr char kNobodyAsks[] = "who asked for it has gone";
 constexpr double kSharedDevice = 0.9;  // together, paths on devices of their own reach more of what each did alone
+
+int64_t StepSeconds(uint64_t pool_bytes) { return kStepSeconds + static_cast<int64_t>(pool_bytes / kPoolBytesPerS); }
 
 // Declared speeds go over measured ones.
 PathParameters ParametersOf(const PathConfig& config, const PathRecord& record) {
@@ -118,7 +124,7 @@ Result<std::unique_ptr<Daemon>> Daemon::Create(Config config, const std::string&
 // For the service manager: the step that comes, and how long it may take; longer if it goes through the pool.
 void Daemon::Doing(const std::string& what, uint64_t pool_bytes) {
   service_->Show(what);
-  service_->Extend(kStepSeconds + static_cast<int64_t>(pool_bytes / kPoolBytesPerS));
+  service_->Extend(StepSeconds(pool_bytes));
 }
 
 Status Daemon::OpenPaths() {
@@ -364,11 +370,33 @@ int Daemon::Run() {
   GrowPool();
   io_.run();
   Doing("ending", pool_->ready_bytes());
+  EndInTime();
   pool_->StopGrowing();
   loop_->Stop();
-  SaveRecords();
+  PostHousekeeping([this] { SaveRecords(); });  // behind what it may still save
+  housekeeping_.join();
   spdlog::info("event=stopped exit_code={}", exit_code_);
   return exit_code_;
+}
+
+// From here on nothing but the operating system is waited for: files and transfers of a path that hangs, and the pool's
+// memory. Not for ever: until the daemon's end this has a deadline.
+void Daemon::EndInTime() {
+  const int64_t seconds = StepSeconds(pool_->ready_bytes());
+  try {
+    end_deadline_ = std::jthread([seconds](const std::stop_token& ended) {
+      SetThreadName("mlpo-end");
+      std::mutex mutex;
+      std::condition_variable_any never;
+      std::unique_lock lock(mutex);
+      never.wait_for(lock, ended, std::chrono::seconds(seconds), [] { return false; });
+      if (ended.stop_requested()) return;
+      spdlog::critical("event=stop_hangs seconds={}", seconds);
+      ::_exit(EX_TEMPFAIL);  // scratch files stay for the next start to remove
+    });
+  } catch (const std::system_error& error) {
+    spdlog::warn("event=end_without_deadline errno={}", error.code().value());
+  }
 }
 
 // Leaves for the counters file that this thread goes round its loop, and what only it knows.

@@ -6,7 +6,7 @@
 //
 // Threads: main (this; Asio), data (data_loop.h), one a path queue, the workers, one for housekeeping (whatever may
 // block on a file system or on memory), one for what nobody waits for (the doctor, the metrics file), one that writes
-// the counters file. Main and these talk by posted functions.
+// the counters file, one that ends an end that hangs. Main and these talk by posted functions.
 #pragma once
 
 #include <atomic>
@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "daemon/adam/cores.h"
@@ -77,6 +78,7 @@ class Daemon : public SessionHost {
   Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks);
   void MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket);
 
+  void EndInTime();
   void StoreCounters();
   void WriteMetrics();
   Status ShowOutside(const std::string& socket);
@@ -121,6 +123,7 @@ class Daemon : public SessionHost {
   template <class F>
   void PostHousekeeping(F&& f);
 
+  std::jthread end_deadline_;  // goes last: all below it ends by it
   const Config config_;
   ServiceManager* const service_;
   State state_ = State::kStarting;
