@@ -25,8 +25,7 @@ Result<std::shared_ptr<Memfd>> Memfd::Create(uint64_t bytes, int numa_node, cons
   Result<MappedRegion> region = MappedRegion::Map(fd->get(), bytes, Access::kReadWrite);
   if (!region.ok()) return region.status();
   if (numa_node >= 0 && numa_available() == 0 && numa_max_node() > 0 && numa_node <= numa_max_node()) {
-    numa_set_bind_policy(
-        0);  // this thread's: from elsewhere if the node is full, where a strict one would have us killed
+    numa_set_bind_policy(0);  // this thread's: preferred, as a strict one has us killed where the node is full
     numa_tonode_memory(region->data(), bytes, numa_node);
   }
   for (uint64_t offset = 0; offset < bytes; offset += kAllocationStepBytes) {
