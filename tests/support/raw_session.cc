@@ -174,6 +174,8 @@ void RawSession::SendRegistration(const std::string& key, uint64_t numel, uint32
   key.copy(begin.key, sizeof begin.key);
   Send(begin);
   for (int i = 0; i < keeps; ++i) SendBare(MLPO_FRAME_REGISTER_KEEP, seq);
+  // The daemon closes at the second one: what it has not read then would hide its reason from us.
+  if (keeps > 1) return;
   struct Tensors {
     mlpo_register_tensors header;
     mlpo_tensor_record record;
