@@ -39,6 +39,7 @@ class FakeMemory : public PoolMemory {
     return 0;
   }
   int Interleave(std::byte*, uint64_t, const std::vector<int>& nodes) override {
+    const std::lock_guard lock(mutex);
     interleaved = nodes;
     return policy_error;
   }
