@@ -774,6 +774,7 @@ void Daemon::Bench(const BenchRequest& request, std::function<void(Result<std::s
   options.file_blocks = std::max<uint64_t>(4, kBenchBytes / options.block_bytes);
   options.measure_ns = static_cast<int64_t>(request.seconds * kNsPerS);
   options.warm_up_ns = options.measure_ns * 2 / 5;
+  options.deadline_ns = options.warm_up_ns + options.measure_ns + 20 * kNsPerS;
   options.max_depth_bytes = kBenchBytes;
   // Not the whole pool, which may have stayed smaller than planned: a session that connects while a path hangs can
   // work.
