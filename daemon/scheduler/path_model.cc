@@ -223,12 +223,24 @@ void PathModel::Started(PathIndex index, Direction direction, int64_t now_ns) {
   }
 }
 
+bool PathModel::IsHanging(PathIndex index, int64_t now_ns) const {
+  const auto& flows = paths_[index].flows;
+  return std::any_of(flows.begin(), flows.end(), [now_ns](const Flow& flow) {
+    return flow.in_flight > 0 && now_ns - std::max(flow.started.at_ns, flow.ended.at_ns) >= kHangNs;
+  });
+}
+
 bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool ok, int64_t now_ns) {
   State& path = paths_[index];
   Flow& flow = path.flows[static_cast<size_t>(direction)];
   MLPO_CHECK(flow.in_flight > 0);
   const Mark now = Now(path, now_ns);
-  const bool counts = ok && bytes >= options_.block_bytes / kSmallPart;
+  const bool hung = now_ns - std::max(flow.started.at_ns, flow.ended.at_ns) >= kHangNs && !flow.hung;
+  if (hung) {
+    flow.hung = true;
+    flow.queue = flow.any = NewWindow();
+  }
+  const bool counts = ok && !hung && bytes >= options_.block_bytes / kSmallPart;
   // A path works on what is in flight one after another: what ended now was begun when the one before ended.
   const auto later = [](Mark a, Mark b) { return a.at_ns > b.at_ns ? a : b; };
   if (counts) Add(flow.any, later(flow.started, flow.ended), now, bytes);
@@ -250,6 +262,7 @@ bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, boo
   const double cost = busy / kNsPerS / static_cast<double>(window.bytes);
   const double shared = static_cast<double>(window.shared_ns) / busy;
   window = NewWindow();
+  path.flows[static_cast<size_t>(direction)].hung = false;
   bool learned = false;
   if (queued) {
     learned = Learn(path, direction, cost, shared);

@@ -13,7 +13,8 @@
 // kWindowBlocks. If the other direction was idle it teaches r or w; if not, the two directions' windows together teach
 // what the mix takes, which is d. Where d is known (declared or measured), full duplex means that each window teaches
 // its own direction, and otherwise the mix scales both. With less queued, a window may raise r or w, never lower them.
-// What is averaged is time per byte, with gain 1/2, and a dead band of 2 % moves nothing.
+// What is averaged is time per byte, with gain 1/2, and a dead band of 2 % moves nothing. A path that hung is not slow:
+// a window in which it did is dropped, but not the one after it, too.
 //
 // Owner: the data thread. No system calls; time is an argument.
 #pragma once
@@ -61,6 +62,9 @@ class PathModel {
  public:
   static constexpr int64_t kWindowNs = 500'000'000;  // of busy time, at least
   static constexpr uint32_t kWindowBlocks = 16;
+  // Something is in flight, and nothing has come of it for so long: the path hangs. More than the usual hiccup of a
+  // parallel file system.
+  static constexpr int64_t kHangNs = 5'000'000'000;
   static constexpr double kDeadBand = 0.02;
   static constexpr double kProbeShare = 0.02;  // a path below it keeps kProbeBlocks a session
   static constexpr uint32_t kProbeBlocks = 2;
@@ -104,6 +108,8 @@ class PathModel {
   void Started(PathIndex path, Direction direction, int64_t now_ns);
   // Whether what is believed has changed.
   bool Ended(PathIndex path, Direction direction, uint64_t bytes, bool ok, int64_t now_ns);
+  // In either direction.
+  bool IsHanging(PathIndex path, int64_t now_ns) const;
 
  private:
   struct Mark {  // a moment of a path
@@ -123,10 +129,11 @@ class PathModel {
     uint32_t in_flight = 0;
     bool queued = false;  // busy_blocks or more are
     Mark queued_since;
-    Mark started;  // when in_flight rose from 0
-    Mark ended;    // of the last transfer
-    Window queue;  // while busy_blocks were in flight
-    Window any;    // while one was
+    Mark started;       // when in_flight rose from 0
+    Mark ended;         // of the last transfer
+    bool hung = false;  // and windows were dropped for it since the last one that was full
+    Window queue;       // while busy_blocks were in flight
+    Window any;         // while one was
     // Of its last window that shared the path with the other direction; no cost: taken.
     double mixed_cost = 0;    // seconds a byte
     double mixed_shared = 0;  // part of the time that was shared

@@ -277,8 +277,9 @@ bool Scheduler::IsSuspect(const PathState& path) {
   return path.write_error != 0 && path.write_error != EROFS && !IsFull(path);
 }
 
-const char* Scheduler::StateName(const PathState& path) {
-  if (path.write_error == 0) return "healthy";
+const char* Scheduler::StateName(PathIndex index) const {
+  const PathState& path = paths_[index];
+  if (path.write_error == 0) return IsHanging(index) ? "suspect" : "healthy";
   if (IsFull(path)) return "full";
   if (path.write_error == EROFS) return "read_only";
   return path.write_failures < 3 ? "suspect" : "quarantined";
@@ -286,7 +287,7 @@ const char* Scheduler::StateName(const PathState& path) {
 
 void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) const {
   const PathState& path = paths_[index];
-  snapshot->state = StateName(path);
+  snapshot->state = StateName(index);
   snapshot->scratch_bytes = path.extent_bytes;
   snapshot->read_errors = path.read_errors;
   snapshot->write_errors = path.write_errors;

@@ -17,6 +17,8 @@
 //   is next in either is served.
 // - In flight per path at most what the path model says a direction, and max(1, buffers/(paths+1)) together: a slow one
 //   cannot take the pool; a suspect one gets one.
+// - To a path that hangs (path_model.h) nothing is sent in the direction that does, nor written; what still moves, one
+//   by one; and nobody waits for the buffers that it has. When it moves again, it is as before.
 // - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
 //   low-water mark they are freed, or fetched into what is free, before they are asked for.
 // - A path that has nothing to read that is wanted goes on with what its sessions will want next, if that is sooner
@@ -324,8 +326,10 @@ class Scheduler {
   bool CanMove() const;
   void FailStuck();
   static bool IsFull(const PathState& path);
+  bool IsHanging(PathIndex path) const { return model_.IsHanging(path, now_ns_); }
+  uint32_t Coming() const;
   static bool IsSuspect(const PathState& path);
-  static const char* StateName(const PathState& path);
+  const char* StateName(PathIndex index) const;
 
   const Options options_;
   SchedulerActions* const actions_;

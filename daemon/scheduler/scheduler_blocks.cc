@@ -242,8 +242,8 @@ uint64_t Scheduler::ExtentBytes(const Block& block) const {
 
 // Whether TakeBuffer will have one. What was fetched ahead goes only if no other buffer is coming.
 bool Scheduler::HasBuffer() const {
-  const bool coming = flushing_ > 0 || working_ > 0;
-  return !free_.empty() || !clean_.empty() || (!coming && !clean_ahead_.empty());
+  if (BufferIsFree()) return true;
+  return !clean_ahead_.empty() && working_ == 0 && Coming() == 0;
 }
 
 // On `node` if one is free there; from the free ones, else from a clean block.

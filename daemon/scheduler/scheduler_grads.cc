@@ -208,7 +208,7 @@ bool Scheduler::FlushGradient(Block& block) {
 void Scheduler::PumpGradients() {
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     PathState& path = paths_[i];
-    while (!path.lone_grads.empty()) {
+    while (!path.lone_grads.empty() && !IsHanging(i)) {
       Block& block = path.lone_grads.front();
       if (HasRoom(i, 0)) {
         if (path.writes >= model_.QueueBlocks(i, Direction::kWrite)) break;

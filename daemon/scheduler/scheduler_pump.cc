@@ -43,7 +43,8 @@ bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
   const PathState& path = paths_[index];
   const uint32_t limit = IsSuspect(path) ? 1 : model_.path_blocks();
   const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
-  return same < model_.QueueBlocks(index, direction) && path.reads + path.writes + path.lone < limit;
+  const uint32_t most = IsHanging(index) ? 1 : model_.QueueBlocks(index, direction);
+  return same < most && path.reads + path.writes + path.lone < limit;
 }
 
 // Whether it may for this session, too, where the path is used in turns.
@@ -86,15 +87,22 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t p
 
 // ---- Flushing ----
 
+// Buffers that are being written and so expected to be free soon.
+uint32_t Scheduler::Coming() const {
+  uint32_t coming = flushing_;
+  for (PathIndex i = 0; i < paths_.size(); ++i) coming -= IsHanging(i) ? paths_[i].writes : 0;
+  return coming;
+}
+
 void Scheduler::PumpFlushes() {
   const uint64_t asked = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
   uint64_t most = asked;  // most often there is enough, and nobody need be looked for
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes == 0) most += model_.QueueBlocks(i, Direction::kRead);
   }
-  while (free_.size() + clean_.size() + flushing_ < most) {
+  while (free_.size() + clean_.size() + Coming() < most) {
     Block* const victim = Victim();
-    if (victim == nullptr || free_.size() + clean_.size() + flushing_ >= asked + WantedAhead(victim)) break;
+    if (victim == nullptr || free_.size() + clean_.size() + Coming() >= asked + WantedAhead(victim)) break;
     if (pending_ == 0 && IsGrowing(*victim)) break;
     if (working_ > 0 && IsAboutToBeUsed(*victim)) break;
     if (!FlushOne(*victim)) break;
@@ -102,6 +110,7 @@ void Scheduler::PumpFlushes() {
 }
 
 bool Scheduler::HasRoom(PathIndex index, uint64_t bytes) const {
+  if (IsHanging(index)) return false;
   const PathState& path = paths_[index];
   if (path.write_error != 0 && (now_ns_ < path.write_again_ns || path.writes > 0)) return false;
   const uint64_t capacity = model_.path(index).capacity_bytes;
@@ -263,9 +272,11 @@ PathIndex Scheduler::ChooseReadPath() {
     if (paths_[i].turn.on() && Reader(i) == nullptr) continue;
     if (best == kNone || seconds(i) > seconds(best)) best = i;
   }
-  if (best == kNone || flushing_ == 0) return best;
+  if (best == kNone || Coming() == 0) return best;
   size_t kept_back = 0;
-  for (PathIndex i = 0; i < paths_.size(); ++i) kept_back += seconds(i) > seconds(best) && !IsSuspect(paths_[i]);
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    kept_back += seconds(i) > seconds(best) && !IsSuspect(paths_[i]) && !IsHanging(i);
+  }
   return free_.size() + clean_.size() > kept_back ? best : kNone;
 }
 
@@ -448,7 +459,7 @@ uint64_t Scheduler::WantedAhead(const Block* victim) const {
   uint64_t wanted = 0;
   if (victim->epoch < victim->owner->session->epoch) return 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    if (paths_[i].pending_bytes > 0) continue;
+    if (paths_[i].pending_bytes > 0 || IsHanging(i)) continue;
     const Block* block = NextAhead(i);
     if (block == nullptr || NextUse(*block) >= NextUse(*victim)) continue;
     wanted += std::min(RoomAhead(i, *block), model_.QueueBlocks(i, Direction::kRead));
@@ -478,7 +489,7 @@ bool Scheduler::FetchAheadOne() {
 void Scheduler::FailStuck() {
   std::string reasons;
   for (size_t i = 0; i < paths_.size(); ++i) {
-    reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(paths_[i]);
+    reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(static_cast<PathIndex>(i));
     if (paths_[i].write_error != 0) reasons += " (" + std::generic_category().message(paths_[i].write_error) + ")";
   }
   const bool full = std::all_of(paths_.begin(), paths_.end(), IsFull);

@@ -74,14 +74,13 @@ class Device {
   }
   double read_bytes() const { return done_[0] * static_cast<double>(kBlockBytes); }
   void Pause(double seconds) { now_ += seconds; }
+  int64_t Ns() const { return static_cast<int64_t>(now_ * 1e9); }
 
  private:
   struct Transfer {
     double bytes;
     double from_s;
   };
-  int64_t Ns() const { return static_cast<int64_t>(now_ * 1e9); }
-
   PathModel* const model_;
   const PathIndex path_;
   double now_ = 1;
@@ -282,6 +281,29 @@ TEST_CASE("PathModel.AStallNowAndThenDoesNotSwingTheShares") {
   CHECK(sum / kSeconds == Approx(fair).margin(0.02));
   CHECK(lowest > fair - 0.05);
   CHECK(highest < fair + 0.05);
+}
+
+TEST_CASE("PathModel.APathThatHungIsNotSlowButOneThatCrawlsIs") {
+  PathModel model = MakeModel({Known(345e6, 265e6, 0.5, true), Known(180e6, 180e6, 0.5, true)});
+  Device device(&model, 0);
+  device.Run(3, 3, 3);
+  for (const double hang_s : {6.0, 60.0}) {
+    device.factor = [](double) { return 0.0; };
+    device.Run(4.9, 3, 3);
+    CHECK_FALSE(model.IsHanging(0, device.Ns()));
+    device.Run(hang_s - 4.9, 3, 3);
+    CHECK(model.IsHanging(0, device.Ns()));
+    CHECK_FALSE(model.IsHanging(1, device.Ns()));
+    device.factor = [](double) { return 1.0; };
+    device.Run(3, 3, 3);
+    CHECK_FALSE(model.IsHanging(0, device.Ns()));
+    CHECK(model.path(0).read_bytes_per_s == Approx(345e6).epsilon(0.02));
+    CHECK(model.path(0).write_bytes_per_s == Approx(265e6).epsilon(0.02));
+  }
+  device.factor = [](double) { return 0.007; };  // a block read takes 5.2 s, one written 6.8 s
+  device.Run(300, 3, 3);
+  CHECK(model.path(0).read_bytes_per_s < 5e6);
+  CHECK(model.path(0).write_bytes_per_s < 5e6);
 }
 
 TEST_CASE("PathModel.LearningCanBeOff") {

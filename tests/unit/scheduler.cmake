@@ -9,6 +9,7 @@ mlpo_test(scheduler_test LIBS mlpo_fake_tier SOURCES
 mlpo_test(scheduler_objects_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_objects_test.cc)
 mlpo_test(scheduler_tier_test LIBS mlpo_fake_tier SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_tier_test.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_hang_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_turn_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_fairness_test.cc)
 if(NOT MLPO_SANITIZE)  # it measures time
