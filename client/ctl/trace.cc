@@ -1,8 +1,11 @@
 #include "client/ctl/trace.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -10,6 +13,7 @@
 #include <ctime>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "client/ctl/answer.h"
@@ -23,21 +27,79 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-// The file under another name until it is whole.
+// For the signal handler.
+std::atomic<const char*> half_written{nullptr};  // a file that is not to stay
+static_assert(std::atomic<const char*>::is_always_lock_free);
+volatile sig_atomic_t recording = 0;
+volatile sig_atomic_t stop_asked = 0;
+
+// The first SIGINT or SIGTERM ends the recording only. Every other one ends us.
+void OnSignal(int signal) {
+  if (recording != 0 && signal != SIGHUP) {
+    recording = 0;
+    stop_asked = 1;
+    return;
+  }
+  if (const char* name = half_written.load()) ::unlink(name);
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);  // comes when we return
+}
+
+sigset_t Signals() {
+  sigset_t all;
+  sigemptyset(&all);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&all, signal);
+  return all;
+}
+
+void CatchSignals() {
+  struct sigaction action {};
+  action.sa_handler = OnSignal;
+  action.sa_mask = Signals();
+  action.sa_flags = SA_RESTART;
+  for (const int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
+  struct sigaction before {};
+  ::sigaction(SIGHUP, nullptr, &before);
+  if (before.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);  // nohup
+}
+
+class BlockSignals {
+ public:
+  BlockSignals() {
+    const sigset_t all = Signals();
+    ::sigprocmask(SIG_BLOCK, &all, &before_);
+  }
+  ~BlockSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  BlockSignals(const BlockSignals&) = delete;
+  BlockSignals& operator=(const BlockSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+// The file under another name until it is whole. What is there and is no file (a device, a pipe, a link) is written to
+// as it is: renaming would put a file in its place.
 class Output {
  public:
   explicit Output(const std::string& name) : name_(name), aside_(name + "." + std::to_string(::getpid()) + ".new") {}
   ~Output() {
     if (file_ == nullptr) return;
     std::fclose(file_);
-    ::unlink(aside_.c_str());
+    Drop();
   }
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
   bool Open() {
     if (name_ == "-") return true;
+    struct stat there {};
+    if (::lstat(name_.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
+      file_ = std::fopen(name_.c_str(), "we");
+      return file_ != nullptr;
+    }
+    const BlockSignals while_opening;
     file_ = std::fopen(aside_.c_str(), "wxe");
+    if (file_ != nullptr) half_written = aside_.c_str();
     return file_ != nullptr;
   }
   std::FILE* file() const { return file_ != nullptr ? file_ : stdout; }
@@ -45,12 +107,25 @@ class Output {
     const bool written = std::fflush(file()) == 0 && std::ferror(file()) == 0;
     if (file_ == nullptr || !written) return written;
     const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
-    if (closed && std::rename(aside_.c_str(), name_.c_str()) == 0) return true;
-    ::unlink(aside_.c_str());
-    return false;
+    if (half_written == nullptr) return closed;
+    const bool done = closed && std::rename(aside_.c_str(), name_.c_str()) == 0;
+    const int error = errno;
+    if (done) {
+      half_written = nullptr;
+    } else {
+      Drop();
+    }
+    errno = error;
+    return done;
   }
 
  private:
+  void Drop() {
+    if (half_written == nullptr) return;
+    ::unlink(aside_.c_str());
+    half_written = nullptr;
+  }
+
   const std::string name_;
   const std::string aside_;
   std::FILE* file_ = nullptr;
@@ -73,17 +148,21 @@ std::optional<json> Call(const Question& question, const char* method, const jso
   return std::nullopt;
 }
 
-// Whether a signal came before the time had passed. `ours` are blocked.
-bool WaitForSignal(const sigset_t& ours, double seconds) {
+// Until the time has passed, or a signal has asked for the end: true. From here on another one ends us.
+bool WaitForStop(double seconds) {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  for (;;) {
+  const BlockSignals while_looking;  // so that none comes between a look and the wait
+  while (stop_asked == 0) {
     const int64_t left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()).count();
-    if (left <= 0) return false;
+    if (left <= 0) break;
     const timespec time{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
-    if (::sigtimedwait(&ours, nullptr, &time) > 0) return true;
-    if (errno != EINTR) return false;
+    sigset_t none;
+    sigemptyset(&none);
+    ::ppoll(nullptr, 0, &time, &none);
   }
+  recording = 0;
+  return stop_asked != 0;
 }
 
 int WriteFailed(const TraceOptions& options) {
@@ -95,20 +174,15 @@ int WriteFailed(const TraceOptions& options) {
 
 int RecordTrace(const Question& question, const TraceOptions& options) {
   Output output(options.output);
+  CatchSignals();
   if (!output.Open()) return WriteFailed(options);
-  sigset_t ours;
-  sigemptyset(&ours);
-  sigaddset(&ours, SIGINT);
-  sigaddset(&ours, SIGTERM);
-  ::sigprocmask(SIG_BLOCK, &ours, nullptr);
 
+  recording = 1;
   int exit_code = kFine;
   const std::optional<json> started = Call(question, "trace_start", {{"seconds", options.seconds}}, &exit_code);
   if (!started) return exit_code;
   const uint64_t number = Whole(*started, "trace");
-  if (WaitForSignal(ours, options.seconds) && !Call(question, "trace_stop", {{"trace", number}}, &exit_code))
-    return exit_code;
-  ::sigprocmask(SIG_UNBLOCK, &ours, nullptr);  // whoever does not want to wait for the rest either may go
+  if (WaitForStop(options.seconds) && !Call(question, "trace_stop", {{"trace", number}}, &exit_code)) return exit_code;
 
   uint64_t from = 0;
   uint64_t events = 0;
@@ -123,7 +197,7 @@ int RecordTrace(const Question& question, const TraceOptions& options) {
         std::fputs("mlpo-ctl: the recording does not end: the daemon is very busy or stuck\n", stderr);
         return kUnreachable;
       }
-      WaitForSignal(ours, 0.02);
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
       continue;
     }
     for (const json& event : Member(*piece, "events", json::value_t::array))

@@ -1,4 +1,5 @@
-"""mlpo-ctl doctor, metrics, top, trace and the counters, with real daemons. Argument: the folder of the programs.
+"""mlpo-ctl doctor, metrics, top, trace and the counters, with real daemons. Arguments: the folder of the programs,
+and which tests, if not all.
 
 What is compared with what: metrics (read by prometheus_client's parser) with status; the counters file (read by the layout
 of FORMAT.md) with status; the doctor's findings with what this test does to the machine that the daemon sees.
@@ -595,6 +596,37 @@ class Trace(Case):
         self.assertEqual(recorder.wait(DEADLINE), 69)
         self.assertEqual(list(self.folder.glob("trace.json.*")), [])  # nothing half-done is left
 
+    def test_what_is_no_file_stays_what_it_is(self) -> None:
+        daemon = self.daemon()
+        pipe = self.folder / "pipe"
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        link = self.folder / "link"
+        link.symlink_to("target")
+        for output in pipe, link:
+            shown = ctl("trace", "--seconds", "0.05", "--output", str(output), "--socket", daemon.socket)
+            self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertTrue(stat.S_ISFIFO(pipe.lstat().st_mode))
+        self.assertIn("traceEvents", json.loads(os.read(reader, 1 << 16)))
+        self.assertTrue(link.is_symlink())
+        self.assertIn("traceEvents", json.loads((self.folder / "target").read_text()))
+
+    def test_a_signal_leaves_nothing_half_done(self) -> None:
+        recorder, _ = self.record(self.daemon("a"))
+        recorder.send_signal(signal.SIGHUP)
+        self.assertEqual(recorder.wait(DEADLINE), -signal.SIGHUP)
+        for second in signal.SIGINT, signal.SIGTERM:
+            daemon = self.daemon(second.name)
+            recorder, _ = self.record(daemon)
+            daemon.process.send_signal(signal.SIGSTOP)
+            recorder.send_signal(signal.SIGINT)
+            time.sleep(0.1)  # it asks the daemon to end the recording, in vain
+            self.assertIsNone(recorder.poll())
+            recorder.send_signal(second)
+            self.assertEqual(recorder.wait(DEADLINE), -second)
+        self.assertEqual(list(self.folder.glob("trace.json.*")), [])
+
     @unittest.skipIf(os.geteuid() != 0, "skipped: a peer of another uid needs root")
     def test_another_user_sees_no_names(self) -> None:
         daemon = self.daemon()
@@ -870,4 +902,4 @@ def refuse_io_uring() -> None:
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1])
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:])
