@@ -29,6 +29,22 @@ using nlohmann::json;
 volatile sig_atomic_t caught = 0;  // the last signal that ended a wait
 void Catch(int signal) { caught = signal; }
 
+// What the terminal has of us, for the signals that end us whatever we do then: a stuck daemon may be waited for.
+constexpr char kLeave[] = "\033[?25h\033[?1049l";
+termios terminal_before;
+volatile sig_atomic_t terminal_raw = 0;
+volatile sig_atomic_t terminal_entered = 0;
+
+void End(int /*signal*/) {
+  if (terminal_raw != 0) ::tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
+  pollfd out{STDOUT_FILENO, POLLOUT, 0};
+  if (terminal_entered != 0 && ::poll(&out, 1, 100) == 1) {
+    // A terminal that does not take it is no longer there.
+    [[maybe_unused]] const ssize_t written = ::write(STDOUT_FILENO, kLeave, sizeof kLeave - 1);
+  }
+  ::_exit(kFine);
+}
+
 // The terminal as this view uses it, while it lives: another screen, no cursor, keys at once.
 class Screen {
  public:
@@ -38,18 +54,23 @@ class Screen {
   Screen& operator=(const Screen&) = delete;
 
   void Enter() {
-    keys_ = ::tcgetattr(STDIN_FILENO, &before_) == 0;
+    keys_ = ::tcgetattr(STDIN_FILENO, &terminal_before) == 0;
     if (keys_) {
-      termios raw = before_;
+      termios raw = terminal_before;
       raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+      terminal_raw = 1;
       keys_ = ::tcsetattr(STDIN_FILENO, TCSANOW, &raw) == 0;
     }
+    terminal_entered = 1;
     std::fputs("\033[?1049h\033[?25l", stdout);
+    std::fflush(stdout);
   }
   void Leave() {
-    std::fputs("\033[?25h\033[?1049l", stdout);
+    std::fputs(kLeave, stdout);
     std::fflush(stdout);
-    if (keys_) ::tcsetattr(STDIN_FILENO, TCSANOW, &before_);
+    terminal_entered = 0;
+    if (keys_) ::tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
+    terminal_raw = 0;
   }
   bool keys() const { return keys_; }
 
@@ -73,7 +94,6 @@ class Screen {
   }
 
  private:
-  termios before_{};
   bool keys_ = false;
 };
 
@@ -138,7 +158,7 @@ std::string Frame(const json& status, const json& before) {
   return out;
 }
 
-// Waits for the time, a signal or a key. False: the view is to be left.
+// Waits for the time, SIGWINCH, SIGTSTP or a key. False: the view is to be left.
 bool Pause(Screen* screen, double seconds) {
   sigset_t none;
   sigemptyset(&none);
@@ -147,7 +167,6 @@ bool Pause(Screen* screen, double seconds) {
   caught = 0;
   const int ready = ::ppoll(&key, 1, &time, &none);
   if (ready < 0 && errno != EINTR) return false;
-  if (caught == SIGINT || caught == SIGTERM || caught == SIGHUP) return false;
   if (caught == SIGTSTP && screen != nullptr) {
     screen->Leave();
     ::raise(SIGSTOP);
@@ -165,12 +184,16 @@ int Top(const Question& question, const TopOptions& options) {
   const char* term = std::getenv("TERM");
   const bool plain = question.json || options.once || ::isatty(STDOUT_FILENO) == 0 || term == nullptr ||
                      std::strcmp(term, "dumb") == 0 || *term == 0;
-  // They are let in while we wait only, so that none comes between a look at `caught` and the wait.
+  struct sigaction action {};
+  sigemptyset(&action.sa_mask);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&action.sa_mask, signal);
+  action.sa_handler = End;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
+  // These are let in while we wait only, so that none comes between a look at `caught` and the wait.
   sigset_t ours;
   sigemptyset(&ours);
-  struct sigaction action {};
   action.sa_handler = Catch;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGWINCH, SIGTSTP}) {
+  for (const int signal : {SIGWINCH, SIGTSTP}) {
     if (signal == SIGTSTP && plain) continue;
     sigaddset(&ours, signal);
     ::sigaction(signal, &action, nullptr);

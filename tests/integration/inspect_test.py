@@ -706,6 +706,21 @@ class Top(Case):
                 self.assertEqual(top.wait(DEADLINE), 69 if way == "the daemon goes" else 0)
                 self.assertEqual(termios.tcgetattr(terminal)[:4], before[:4])
 
+    def test_a_stuck_daemon_is_not_waited_for(self) -> None:
+        daemon = self.daemon()
+        for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
+            with self.subTest(number.name):
+                top, terminal, before = self.live(daemon, "xterm")
+                self.until(terminal, b"\033[J")
+                self.assertNotEqual(termios.tcgetattr(terminal)[:4], before[:4])
+                daemon.process.send_signal(signal.SIGSTOP)
+                time.sleep(0.3)  # it asks for the next frame, in vain
+                top.send_signal(number)
+                self.assertEqual(top.wait(1), 0)
+                self.until(terminal, b"\033[?25h\033[?1049l")
+                self.assertEqual(termios.tcgetattr(terminal)[:4], before[:4])
+                daemon.process.send_signal(signal.SIGCONT)
+
     def test_a_dumb_terminal(self) -> None:
         daemon = self.daemon()
         top, terminal, _ = self.live(daemon, "dumb")
