@@ -72,6 +72,7 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
     uint32_t uid = 0;  // who asked for it
     bool admin = false;
     std::optional<Trace> trace;  // once it has ended
+    uint64_t next = 0;           // record that the next piece begins with
   };
   void StartTrace(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
   void ReadTrace(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
@@ -288,7 +289,8 @@ void ControlServer::Core::KeepTraceForAWhile() {
   });
 }
 
-// A piece of it; {"state":"recording"} before its end.
+// A piece of it; {"state":"recording"} before its end. Each once: they cost the main thread time, and whoever reads
+// keeps the recording.
 void ControlServer::Core::ReadTrace(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {
   const nlohmann::json params = nlohmann::json::parse(request.params.empty() ? "{}" : request.params, nullptr, false);
   const auto whole = [&](const char* name) {
@@ -304,12 +306,18 @@ void ControlServer::Core::ReadTrace(const std::shared_ptr<Connection>& connectio
   }
   if (!recording_->trace) return Reply(connection, request, RpcResultLine(request.id, "{\"state\":\"recording\"}"));
   const Trace& trace = *recording_->trace;
-  const uint64_t from = std::min<uint64_t>(whole("from"), trace.records.size());
+  const uint64_t from = recording_->next;
+  if (whole("from") != from) {
+    return Reply(connection, request,
+                 RpcErrorLine(request.id, RpcError::kInvalidParams,
+                              "pieces are read in order, once: \"from\" is " + std::to_string(from) + " now"));
+  }
   const Viewer viewer = recording_->admin ? Viewer() : Viewer(recording_->uid);
   std::string piece = TraceJson(trace, viewer, from, kTracePiece);
   if (from + kTracePiece >= trace.records.size()) {
     recording_.reset();
   } else {
+    recording_->next = from + kTracePiece;
     KeepTraceForAWhile();
   }
   Reply(connection, request, RpcResultLine(request.id, piece));

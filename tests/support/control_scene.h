@@ -85,6 +85,7 @@ class ControlScene {
   ScratchDir dir;
   std::string socket = dir / "mlpo.sock";      // the session socket: not there; its ".ctl" is the server's
   mlpo::Snapshot snapshot = MadeUpSnapshot();  // set before Start, or in the server's thread
+  mlpo::Trace trace;                           // what every recording has
   bool hold_answers = false;                   // snapshots are not answered until Release()
   std::atomic<int> asked{0}, drains{0}, examinations{0};
   mlpo::ControlOptions options;
@@ -116,6 +117,8 @@ class ControlScene {
       ++examinations;
       answer(R"({"state":"fine","findings":[]})");
     };
+    handlers.trace = [this](double, std::function<void(mlpo::Trace)> answer) { answer(trace); };
+    handlers.trace_stop = [] {};
     OnServerThread([&] {
       auto opened = mlpo::ControlServer::Open(io_, options, std::move(handlers));
       error_ = opened.status();

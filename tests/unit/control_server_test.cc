@@ -285,6 +285,37 @@ TEST_CASE("ControlServer.OneSnapshotIsInTheMakingAtATime") {
   for (auto& peer : peers) CHECK(json::parse(peer->Line())["result"]["state"] == "ready");
 }
 
+TEST_CASE("ControlServer.ATraceIsReadInOrderOnce") {
+  ControlScene scene;
+  scene.trace.records.resize(10000);
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const auto ask = [&](const std::string& method, const std::string& params) {
+    return peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":")" + method + R"(","params":)" + params + "}");
+  };
+  CHECK(ask("trace_start", R"({"seconds":1})")["result"]["trace"] == 1);
+  uint64_t from = 0;
+  size_t events = 0;
+  for (int pieces = 1;; ++pieces) {
+    const std::string params = R"({"trace":1,"from":)" + std::to_string(from) + "}";
+    const json piece = ask("trace_read", params)["result"];
+    for (const json& event : piece["events"]) events += event["name"] == "blocks" ? 1 : 0;
+    if (piece["next"].is_null()) {
+      CHECK(pieces == 3);
+      break;
+    }
+    for (const std::string& wrong :
+         {params, std::string(R"({"trace":1})"), std::string(R"({"trace":1,"from":1000000})")}) {
+      const json refused = ask("trace_read", wrong);
+      CHECK(ErrorOf(refused) == -32602);
+      CHECK(refused["error"]["message"].get<std::string>().find("in order, once") != std::string::npos);
+    }
+    from = piece["next"];
+  }
+  CHECK(events == 10000);
+  CHECK(ErrorOf(ask("trace_read", R"({"trace":1,"from":0})")) == -32602);  // read: gone
+}
+
 TEST_CASE("ControlServer.ConnectionsAreLimitedAndComeBack") {
   ControlScene scene;
   scene.Start();
