@@ -403,7 +403,7 @@ void DataLoop::StartStats(Op& op) {
 
 void DataLoop::Start(std::unique_ptr<SchedulerJob> job, const Op& op, uint32_t block) {
   if (scheduler_.tracing()) {
-    job->spans.resize(parts_.workers->workers());
+    job->spans.resize(job->pieces);
     job->label = scheduler_.TraceLabel(op, block);
   }
   Job* submitted = job.get();
@@ -415,11 +415,11 @@ void DataLoop::Start(std::unique_ptr<SchedulerJob> job, const Op& op, uint32_t b
 void DataLoop::TraceSpans(const SchedulerJob& job) {
   if (!scheduler_.tracing()) return;
   TraceRecord record = job.label;
-  for (size_t worker = 0; worker < job.spans.size(); ++worker) {
-    if (job.spans[worker].begin_ns == 0) continue;
-    record.place = static_cast<uint32_t>(worker);
-    record.begin_ns = job.spans[worker].begin_ns;
-    record.end_ns = job.spans[worker].end_ns;
+  for (const WorkSpan& span : job.spans) {
+    if (span.begin_ns == 0) continue;
+    record.place = span.worker;
+    record.begin_ns = span.begin_ns;
+    record.end_ns = span.end_ns;
     scheduler_.TraceWork(record);
   }
 }

@@ -66,6 +66,7 @@ struct Group {
   Job* first = nullptr;
   Job* last = nullptr;
   bool stopping = false;
+  uint64_t submitted = 0;
   uint64_t calls = 0;  // for help: another group may have more than it has hands for
   // Pieces nobody took. Written under mutex; read without by who looks for work elsewhere, and looks again under it.
   std::atomic<uint32_t> waiting{0};
@@ -83,7 +84,12 @@ struct WorkerPool::Impl {
   std::vector<Group*> group_of;  // by node
   std::vector<std::thread> threads;
 
-  using Taken = std::optional<std::pair<Job*, uint32_t>>;
+  struct Piece {
+    Job* job;
+    uint32_t index;
+    uint64_t submission;  // 0: it is another group's, whose next piece may come much later
+  };
+  using Taken = std::optional<Piece>;
 
   Group& GroupFor(const Job& job) {
     if (job.node >= 0 && static_cast<size_t>(job.node) < group_of.size() && group_of[job.node] != nullptr)
@@ -100,6 +106,7 @@ struct WorkerPool::Impl {
     MLPO_CHECK(!group.stopping);
     job->next_job_ = nullptr;
     job->next_piece_ = 0;
+    job->number_ = ++group.submitted;
     (group.first == nullptr ? group.first : group.last->next_job_) = job;
     group.last = job;
     group.waiting.fetch_add(job->pieces, std::memory_order_relaxed);
@@ -112,14 +119,17 @@ struct WorkerPool::Impl {
     const uint32_t piece = job->next_piece_++;
     if (job->next_piece_ == job->pieces) group.first = job->next_job_;
     group.waiting.fetch_sub(1, std::memory_order_relaxed);
-    return std::pair(job, piece);
+    return Piece{job, piece, job->number_};
   }
 
   Taken Steal(const Group& mine) {
     for (Group& group : groups) {
       if (&group == &mine || !group.TooMuch()) continue;
       const std::lock_guard lock(group.mutex);
-      if (group.TooMuch()) return TakeFirst(group);
+      if (!group.TooMuch()) continue;
+      Taken taken = TakeFirst(group);
+      if (taken) taken->submission = 0;
+      return taken;
     }
     return std::nullopt;
   }
@@ -145,17 +155,22 @@ struct WorkerPool::Impl {
   void Run(Group& mine, uint32_t index) {
     SetThreadName("mlpo-adam-" + std::to_string(index));
     UseIeeeArithmetic();
+    uint64_t submission = 0;
+    WorkSpan* span = nullptr;  // of that submission
     while (const Taken taken = Take(mine)) {
-      Job* job = taken->first;
+      Job* job = taken->job;
       const uint32_t pieces = job->pieces;  // read first: counting our piece gives the job away
       if (job->spans.empty()) {
-        job->RunPiece(taken->second);
+        job->RunPiece(taken->index);
       } else {
-        WorkSpan& span = job->spans[index];
-        const int64_t now_ns = NowNs();
-        if (span.begin_ns == 0) span.begin_ns = now_ns;
-        job->RunPiece(taken->second);
-        span.end_ns = NowNs();
+        if (taken->submission == 0 || taken->submission != submission) {
+          span = &job->spans[taken->index];
+          span->worker = index;
+          span->begin_ns = NowNs();
+        }
+        submission = taken->submission;
+        job->RunPiece(taken->index);
+        span->end_ns = NowNs();
       }
       if (job->ended_pieces_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) done->Put(job);
     }

@@ -22,10 +22,11 @@ namespace mlpo {
 
 class Cores;
 
-// What one worker did of a job: its pieces follow each other.
+// When a worker was on a job: on one piece, or on several with nothing between them.
 struct WorkSpan {
   int64_t begin_ns = 0;  // 0: nothing
   int64_t end_ns = 0;
+  uint32_t worker = 0;
 };
 
 class Job {
@@ -35,13 +36,15 @@ class Job {
   virtual void RunPiece(uint32_t piece) = 0;
   uint32_t pieces = 1;  // at least 1; set before Submit
   int node = -1;        // NUMA node of its memory; -1: wherever there is least to do. Set before Submit
-  // One for each worker, which writes its own; empty: nobody wants to know.
+  // One for each piece; the first of some that a worker took one after the other has their span. Empty: nobody wants to
+  // know.
   std::vector<WorkSpan> spans;
 
  private:
   friend class WorkerPool;
-  Job* next_job_ = nullptr;  // these two: guarded by its group's mutex
+  Job* next_job_ = nullptr;  // these three: guarded by its group's mutex
   uint32_t next_piece_ = 0;
+  uint64_t number_ = 0;                    // of its submission, in its group
   std::atomic<uint32_t> ended_pieces_{0};  // acq_rel: the last to count sees what all pieces wrote
 };
 

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <fstream>
+#include <future>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -378,6 +379,65 @@ TEST_CASE("WorkerPool.TheOwnNodesJobsComeBeforeAnothers", "[adam]") {
   go = true;
   WaitFor(&done, 2);
   CHECK(helped <= 4);  // one each, of workers that had looked at home just before there was something
+}
+
+TEST_CASE("WorkerPool.SpansOfAWorkerDoNotOverlap", "[adam]") {
+  DoneJobs done;
+  const auto pool = StartOnTwoNodes(&done, 2);
+  // Node 1's worker helps with node 0's job, does one of its own, and helps again.
+  std::promise<void> helped_again;
+  std::shared_future<void> end = helped_again.get_future().share();
+  std::atomic<int> late{0};
+  int helped = 0;
+  FunctionJob own(1, [](uint32_t) {});
+  own.node = 1;
+  own.spans.resize(own.pieces);
+  FunctionJob other(8, [&](uint32_t) {
+    char name[16];
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    if (std::string(name) == "mlpo-adam-0") {
+      late += end.wait_for(std::chrono::milliseconds(kDeadlineMs)) != std::future_status::ready;
+      return;
+    }
+    if (++helped == 1) pool->Submit(&own);
+    if (helped == 2) helped_again.set_value();
+  });
+  other.node = 0;
+  other.spans.resize(other.pieces);
+  pool->Submit(&other);
+  WaitFor(&done, 2);
+  REQUIRE(late == 0);
+  std::vector<WorkSpan> spans[2];
+  for (const Job* job : {static_cast<const Job*>(&own), static_cast<const Job*>(&other)}) {
+    for (const WorkSpan& span : job->spans) {
+      if (span.begin_ns != 0) spans[span.worker].push_back(span);
+    }
+  }
+  CHECK(spans[0].size() >= 1);
+  CHECK(spans[1].size() == static_cast<size_t>(helped) + 1);
+  for (std::vector<WorkSpan>& track : spans) {
+    std::sort(track.begin(), track.end(), [](const WorkSpan& a, const WorkSpan& b) { return a.begin_ns < b.begin_ns; });
+    for (size_t i = 0; i < track.size(); ++i) {
+      CHECK(track[i].end_ns >= track[i].begin_ns);
+      if (i > 0) CHECK(track[i].begin_ns >= track[i - 1].end_ns);
+    }
+  }
+}
+
+TEST_CASE("WorkerPool.OwnPiecesThatFollowEachOtherAreOneSpan", "[adam]") {
+  DoneJobs done;
+  const auto pool = StartPool(1, &done);
+  CountingJob jobs[] = {CountingJob(5), CountingJob(5)};
+  for (int round = 0; round < 2; ++round) {
+    for (CountingJob& job : jobs) job.spans.assign(job.pieces, {});
+    for (CountingJob& job : jobs) pool->Submit(&job);
+    WaitFor(&done, 2);
+    for (const CountingJob& job : jobs) {
+      CHECK(job.spans[0].end_ns >= job.spans[0].begin_ns);
+      for (size_t i = 0; i < job.spans.size(); ++i) CHECK((job.spans[i].begin_ns != 0) == (i == 0));
+    }
+    CHECK(jobs[1].spans[0].begin_ns >= jobs[0].spans[0].end_ns);
+  }
 }
 
 TEST_CASE("WorkerPool.NodesWithoutWorkersAreServedByTheOthers", "[adam]") {
