@@ -37,7 +37,7 @@ TEST_CASE("Fairness.RanksOfDifferentSizesEndTogether") {
     const SimulatedResult result = SimulateTraining(training);
     CAPTURE(buffers, result.problem);
     REQUIRE(result.finished);
-    CHECK(MakespanShare(training, result) >= 0.95);
+CHECK(MakespanShare(training, result) >= 0.95);
     // The cache may hold much of the small one, so that it has little left; it never ends last by much.
     for (size_t step = 2; step < training.steps; ++step) {
       CHECK(result.step_ends_s[0][step] < result.step_ends_s[1][step] + 0.05 * result.period_s);
@@ -60,7 +60,41 @@ TEST_CASE("Fairness.ARankThatIsHalfAStepLateCostsNothing") {
     const SimulatedResult result = SimulateTraining(training);
     CAPTURE(buffers, result.problem);
     REQUIRE(result.finished);
-    CHECK(MakespanShare(training, result) >= 0.95);
+CHECK(MakespanShare(training, result) >= 0.95);
+  }
+}
+
+TEST_CASE("Fairness.RanksOfDifferentSizesHalfAStepApart") {
+  for (const uint32_t buffers : {17u, 50u}) {
+    for (const size_t late : {0, 1}) {
+      SimulatedTraining training = Training(buffers, {{64, 4}, {192, 12}});
+      training.ranks[late].start_ns = buffers == 17 ? 3'300'000'000 : 2'850'000'000;
+      const SimulatedResult result = SimulateTraining(training);
+      CAPTURE(buffers, late, result.problem, MakespanShare(training, result));
+      REQUIRE(result.finished);
+CHECK(MakespanShare(training, result) >= 0.95);
+    }
+  }
+}
+
+// However much of it waits at once: a job that writes takes no more of the paths than another one.
+TEST_CASE("Fairness.FlushesOfJobsGetEqualParts") {
+  for (const uint32_t buffers : {6u, 40u}) {
+    const SimulatedTraining training = Training(buffers, {});
+    FakeTier tier(training.options, training.speeds, training.work);
+    tier.AddSession(1, "one");
+    tier.AddSession(2, "two");
+    tier.AddSubgroup(1, 1, {200 * 1024});
+    for (SubgroupId id = 1; id <= 8; ++id) tier.AddSubgroup(2, id, {100 * 1024});
+    double written[2] = {};
+    tier.on_transfer_end = [&](const Transfer& transfer) {
+      if (transfer.direction == Direction::kWrite) written[transfer.file - 1] += static_cast<double>(transfer.bytes);
+    };
+    for (SubgroupId id = 1; id <= 8; ++id) tier.WriteState(2, id, MLPO_PART_STATE);
+    tier.RunUntilAnswered(tier.WriteState(1, 1, MLPO_PART_STATE));
+    CAPTURE(buffers);
+    CHECK(written[0] == Approx(written[1]).epsilon(0.15));
+    CHECK(tier.violation() == "");
   }
 }
 

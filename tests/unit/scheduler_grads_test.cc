@@ -183,6 +183,57 @@ TEST_CASE("KeptGradients.DiscardedWhileWritten") {
   }
 }
 
+// Between GRAD and UPDATE blocks are fetched ahead with their gradient: of session 1 with their state, too; of session
+// 2, whose state is all zero, if there is one, with nothing else.
+TEST_CASE("KeptGradients.DiscardedAfterOrWhileFetchedAhead") {
+  for (const SessionId last : {1, 2}) {
+    uint64_t after = 0, meanwhile = 0;
+    for (int events = 0; events < 250; ++events) {
+      FakeTier tier(Options(6, 2), {{1e9, 1e8}, {1e9, 1e8}});
+      for (SessionId session = 1; session <= last; ++session) {
+        tier.AddSubgroup(session, 1, {12 * kBlock}, MLPO_BFLOAT16);
+      }
+      const auto step = [&](uint32_t epoch, uint32_t kind_of_second) {
+        std::vector<uint64_t> requests = {tier.Grad(1, 1, epoch)};
+        if (last == 2) requests.push_back(tier.Submit(2, MLPO_OP_GRAD, 1, epoch, kind_of_second, 0, 12 * kBlock));
+        tier.RunUntilQuiet();
+        for (SessionId session = 1; session <= last; ++session) requests.push_back(tier.Update(session, 1, epoch));
+        tier.RunUntilQuiet();
+        for (const uint64_t request : requests) REQUIRE(tier.status(request) == 0);
+      };
+      step(1, MLPO_PIECE_SKIP);
+      tier.Wait(1'000'000'000'000);  // a step takes so long that blocks never updated count as soon to be used
+      step(2, MLPO_PIECE_SKIP);
+      uint64_t begun = 0, ended = 0;
+      const auto counts = [last](const Transfer& t) {
+        return t.file == last && t.direction == Direction::kRead && t.buffer_offset == 0;
+      };
+      tier.on_transfer = [&](const Transfer& t) { begun += counts(t); };
+      tier.on_transfer_end = [&](const Transfer& t) { ended += counts(t); };
+      std::vector<uint64_t> grads;
+      for (SessionId session = 1; session <= last; ++session) grads.push_back(tier.Grad(session, 1, 3));
+      for (int i = 0; i < events && tier.Step(); ++i) {
+      }
+      after += ended;
+      meanwhile += begun - ended;
+      for (SessionId session = 1; session <= last; ++session) {
+        REQUIRE(tier.status(tier.Submit(session, MLPO_OP_DISCARD, 1, 0, 0, 0, 0)) == 0);
+      }
+      tier.RunUntilQuiet();
+      for (const uint64_t grad : grads) REQUIRE(tier.answered(grad));
+      step(3, MLPO_PIECE_VALUE);
+      step(4, MLPO_PIECE_VALUE);
+      REQUIRE(tier.violation() == "");
+      for (SessionId session = 1; session <= last; ++session) tier.EndSession(session);
+      tier.RunUntilQuiet();
+      REQUIRE(tier.scratch_bytes() == 0);
+    }
+    CAPTURE(last);
+    CHECK(after > 0);
+    CHECK(meanwhile > 0);
+  }
+}
+
 TEST_CASE("KeptGradients.OneThatCannotBeKeptIsNeverApplied") {
   FakeTier tier(Options(3, 1), {{1e9, 1e9}});
   tier.AddSubgroup(1, 1, {40 * Cut(MLPO_FLOAT32)}, MLPO_FLOAT32);

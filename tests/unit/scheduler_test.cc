@@ -1,5 +1,6 @@
 // The scheduler on a fake tier in virtual time: nothing lost, nothing stuck, and as fast as its paths.
 #include <cmath>
+#include <map>
 
 #include "tests/support/fake_tier.h"
 //
@@ -287,6 +288,33 @@ TEST_CASE("Scheduler.AFailedReadFailsTheUpdateAndTheSameUpdateGoesOn") {
   CHECK(tier.status(again) == 0);
   CHECK(tier.updates() == 20);  // each block once
   TrainStep(tier, 1, 1, 2);
+  CHECK(tier.violation() == "");
+}
+
+// Nobody has asked for them: what could not be read ahead is left until somebody does.
+TEST_CASE("Scheduler.AReadAheadThatFailsIsNotRepeated") {
+  FakeTier tier(MakeOptions(8, 2), std::vector<FakeTier::PathSpeed>(2));
+  tier.AddSubgroup(1, 1, {40 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  TrainStep(tier, 1, 1, 1);
+  tier.Wait(100'000'000'000);  // steps of 100 s: no next use is overdue meanwhile
+  TrainStep(tier, 1, 1, 2);
+  std::map<std::pair<PathIndex, uint64_t>, int> reads;
+  tier.on_transfer = [&](const Transfer& t) { reads[{t.path, t.offset}] += t.direction == Direction::kRead; };
+  for (const PathIndex path : {0, 1}) {
+    tier.SetFault(path, [](const Transfer& t) { return t.direction == Direction::kRead ? EIO : 0; });
+  }
+  for (int i = 0; i < 10'000 && tier.Step(); ++i) {
+  }
+  tier.Wait(60'000'000'000);
+  int most = 0;
+  for (const auto& [place, count] : reads) most = std::max(most, count);
+  CHECK(most == 1);
+  CHECK(tier.scheduler().idle());
+  for (const PathIndex path : {0, 1}) tier.SetFault(path, nullptr);
+  TrainStep(tier, 1, 1, 3);
+  CHECK(tier.updates() == 120);
   CHECK(tier.violation() == "");
 }
 

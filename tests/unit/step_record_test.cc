@@ -281,6 +281,34 @@ TEST_CASE("StepRecord.WaitingForAPathThatAnotherSessionUsesIsFetching") {
   CHECK(last.part_ns(StepPart::kFetchWait) >= static_cast<int64_t>(one.read_blocks + two.read_blocks - 1) * 10 * kMs);
 }
 
+TEST_CASE("StepRecord.WhatWasFetchedAheadAndThrownOutIsReadAgain") {
+  FakeTier tier(MakeOptions(1, 1), {{BlockIn(2), BlockIn(3)}}, kMs);
+  tier.AddSubgroup(1, 1, {30 * kBlock});
+  tier.AddSubgroup(2, 1, {30 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  uint64_t ahead = 0;
+  tier.on_transfer = [&](const Transfer& t) { ahead += t.file == 1 && t.direction == Direction::kRead; };
+  uint32_t epoch = 0;
+  for (const bool thrown_out : {false, true}) {
+    for (int i = 0; i < 2; ++i) Step(tier, 1, 1, ++epoch);
+    ahead = 0;
+    tier.RunUntilQuiet();
+    REQUIRE(ahead == 1);
+    if (thrown_out) {
+      tier.WriteState(2, 1, MLPO_PART_STATE);
+      tier.Wait(30 * kMs);
+    }
+    Step(tier, 1, 1, ++epoch);
+    const StepRecord step = Last(tier, 1);
+    CAPTURE(thrown_out, step.cached_blocks, step.prefetched_blocks, step.read_blocks);
+    CHECK(step.prefetched_blocks == (thrown_out ? 0 : 1));
+    CHECK(step.read_blocks == (thrown_out ? 30 : 29));
+    tier.RunUntilQuiet();
+  }
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("StepRecord.PartsAddUpWhateverHappens") {
   std::mt19937 random(7);
   for (int round = 0; round < 30; ++round) {
