@@ -10,6 +10,7 @@ void TraceLog::Start(size_t paths, int64_t now_ns) {
   trace_.began_ns = now_ns;
   trace_.records.reserve(kRecords);
   next_ = 0;
+  steps_ = 0;
   slots_.assign(2 * paths, {});
   in_flight_.clear();
   on_ = true;
@@ -19,6 +20,7 @@ Trace TraceLog::Stop(int64_t now_ns) {
   on_ = false;
   trace_.ended_ns = now_ns;
   std::rotate(trace_.records.begin(), trace_.records.begin() + static_cast<ptrdiff_t>(next_), trace_.records.end());
+  IndexSteps();
   slots_.clear();
   in_flight_.clear();
   next_ = 0;
@@ -84,18 +86,32 @@ void TraceLog::Add(const TraceRecord& record) {
 
 void TraceLog::Step(SessionId session, const StepRecord& step) {
   if (!on_) return;
-  if (trace_.steps.size() == kSteps) {
-    ++trace_.dropped;
-    return;
-  }
   TraceRecord record;
   record.kind = TraceKind::kStep;
   record.session = session;
   record.begin_ns = std::max(step.began_ns, trace_.began_ns);
   record.end_ns = std::max(step.ended_ns, record.begin_ns);
-  record.bytes = trace_.steps.size();
-  trace_.steps.push_back(step);
+  record.bytes = steps_;
+  if (steps_ < kSteps) {
+    trace_.steps.push_back(step);
+  } else {
+    trace_.steps[steps_ % kSteps] = step;
+  }
+  ++steps_;
   Add(record);
+}
+
+// While it records, a step's record has its number, and the steps are a ring.
+void TraceLog::IndexSteps() {
+  const uint64_t gone = steps_ - trace_.steps.size();
+  if (gone == 0) return;
+  const auto is_step = [](const TraceRecord& record) { return record.kind == TraceKind::kStep; };
+  trace_.dropped +=
+      std::erase_if(trace_.records, [&](const TraceRecord& record) { return is_step(record) && record.bytes < gone; });
+  for (TraceRecord& record : trace_.records) {
+    if (is_step(record)) record.bytes -= gone;
+  }
+  std::rotate(trace_.steps.begin(), trace_.steps.begin() + static_cast<ptrdiff_t>(gone % kSteps), trace_.steps.end());
 }
 
 }  // namespace mlpo

@@ -1,4 +1,5 @@
-// TraceLog: records what happens into a bounded ring, while it is on; off it costs one look at a flag.
+// TraceLog: records what happens into a bounded ring, while it is on; off it costs one look at a flag. What came first
+// is dropped first, of steps, too.
 //
 // Owner: the data thread.
 #pragma once
@@ -41,10 +42,12 @@ class TraceLog {
     int64_t begin_ns = 0;
   };
   std::vector<bool>& SlotsOf(const Transfer& transfer);
+  void IndexSteps();
 
   bool on_ = false;
   Trace trace_;
   size_t next_ = 0;                       // where the ring goes on once it is full
+  uint64_t steps_ = 0;                    // since the start
   std::vector<std::vector<bool>> slots_;  // in use; by path and direction
   std::unordered_map<uint64_t, Slot> in_flight_;
 };

@@ -2,6 +2,7 @@
 #include <numeric>
 #include <random>
 
+#include "daemon/scheduler/trace_log.h"
 #include "tests/support/fake_tier.h"
 //
 #include "tests/support/catch.h"
@@ -357,4 +358,44 @@ TEST_CASE("StepRecord.PartsAddUpWhateverHappens") {
     tier.RunUntilQuiet();
     CHECK(tier.gone_count() == 3);
   }
+}
+
+TEST_CASE("TraceLog.WhatCameFirstIsDroppedFirst") {
+  constexpr uint64_t kLimit = TraceLog::kSteps;
+  TraceLog log;
+  const auto step = [&](uint64_t number) {
+    StepRecord record;
+    record.number = number;
+    record.began_ns = static_cast<int64_t>(number);
+    record.ended_ns = record.began_ns + 1;
+    log.Step(1, record);
+  };
+  // Steps that a trace has: their numbers follow each other, and the last one is among them.
+  const auto check = [](const Trace& trace, uint64_t first, uint64_t last) {
+    uint64_t number = first;
+    for (const TraceRecord& record : trace.records) {
+      if (record.kind != TraceKind::kStep) continue;
+      REQUIRE(record.bytes < trace.steps.size());
+      REQUIRE(trace.steps[record.bytes].number == number);
+      REQUIRE(record.begin_ns == static_cast<int64_t>(number));
+      ++number;
+    }
+    CHECK(number == last + 1);
+  };
+  for (const uint64_t beyond : {uint64_t{0}, uint64_t{1}, uint64_t{100}, 2 * kLimit + 3}) {
+    log.Start(1, 0);
+    for (uint64_t number = 1; number <= kLimit + beyond; ++number) step(number);
+    const Trace trace = log.Stop(1'000'000);
+    CHECK(trace.dropped == beyond);
+    CHECK(trace.records.size() == kLimit);
+    check(trace, beyond + 1, kLimit + beyond);
+  }
+  // Other records push out those of the first steps: nothing is counted twice.
+  log.Start(1, 0);
+  for (uint64_t number = 1; number <= 10; ++number) step(number);
+  for (size_t i = 0; i < TraceLog::kRecords - 5; ++i) log.Add({});
+  for (uint64_t number = 11; number <= kLimit + 5; ++number) step(number);
+  const Trace trace = log.Stop(1'000'000);
+  CHECK(trace.records.size() + trace.dropped == kLimit + TraceLog::kRecords);
+  check(trace, 11, kLimit + 5);
 }
