@@ -356,3 +356,84 @@ TEST_CASE("Registration.SpoiltAnswersEndTheSession") {
     CHECK(mlpo_client_alive(client) == MLPO_ERR_PROTOCOL);
   }
 }
+
+TEST_CASE("Registration.SpoiltLentAreasEndTheSession") {
+  constexpr uint64_t kArea = 1 << 16;
+  struct Case {
+    const char* name;
+    int code;
+    std::function<void(mlpo_staged*)> spoil;
+    size_t bytes = sizeof(mlpo_staged);
+  };
+  const Case cases[] = {
+      {"none: only so do the others show anything", 0, [](mlpo_staged*) {}},
+      {"nothing", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->bytes = 0; }},
+      {"reserved", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->reserved = 1; }},
+      {"no such arena", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->arena = 2; }},
+      {"arena 2^32-1", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->arena = UINT32_MAX; }},
+      {"past the end", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->offset = MLPO_ALIGN; }},
+      {"longer than its arena", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->bytes += 1; }},
+      {"2^64-1 bytes", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->bytes = UINT64_MAX; }},
+      {"ends at 2^64", MLPO_ERR_PROTOCOL,
+       [](mlpo_staged* lent) {
+         lent->offset = -uint64_t{MLPO_ALIGN};
+         lent->bytes = MLPO_ALIGN;
+       }},
+      {"misaligned", MLPO_ERR_PROTOCOL,
+       [](mlpo_staged* lent) {
+         lent->offset = 64;
+         lent->bytes -= MLPO_ALIGN;
+       }},
+      {"another request's", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { ++lent->frame.seq; }},
+      {"STAGED", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->frame.type = MLPO_FRAME_STAGED; }},
+      {"too short", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->frame.bytes -= 8; }, sizeof(mlpo_staged) - 8},
+      {"header alone", MLPO_ERR_PROTOCOL, [](mlpo_staged* lent) { lent->frame.bytes = sizeof(mlpo_frame); },
+       sizeof(mlpo_frame)},
+  };
+  for (const Case& c : cases) {
+    INFO(c.name);
+    auto script = std::make_shared<Script>();
+    script->welcome = [](mlpo_welcome* welcome) { welcome->features |= MLPO_FEATURE_KEEP; };
+    script->frame = [&](int socket, const mlpo_frame& frame) {
+      if (frame.type == MLPO_FRAME_LEND) {
+        const int fd = MakeMemfd(kArea, true);
+        mlpo_arena arena = {};
+        arena.frame = {MLPO_MAGIC, MLPO_FRAME_ARENA, 0, sizeof arena, frame.seq};
+        arena.index = 1;  // the staging area's is 0
+        arena.bytes = kArea;
+        SendRaw(socket, &arena, sizeof arena, {fd});
+        close(fd);
+        mlpo_staged lent = {};
+        lent.frame = {MLPO_MAGIC, MLPO_FRAME_LENT, 0, sizeof lent, frame.seq};
+        lent.arena = 1;
+        lent.bytes = kArea;
+        c.spoil(&lent);
+        SendRaw(socket, &lent, c.bytes);
+      } else if (frame.type == MLPO_FRAME_REGISTER_END) {
+        mlpo_registered registered = {};
+        registered.frame = {MLPO_MAGIC, MLPO_FRAME_REGISTERED, 0, sizeof registered, frame.seq};
+        registered.subgroup = 1;
+        SendRaw(socket, &registered, sizeof registered);
+      }
+      return frame.type != MLPO_FRAME_STAGING;
+    };
+    FakeDaemon daemon(script);
+    mlpo_connect_options connect = ConnectTo(daemon.socket());
+    connect.arena_bytes = 1 << 20;
+    mlpo_client* client = nullptr;
+    REQUIRE(mlpo_connect(&connect, &client) == 0);
+    mlpo_subgroup_options options = MLPO_SUBGROUP_OPTIONS_INIT;
+    options.key = "a";
+    options.numel = 1000;
+    options.keep = 1;
+    mlpo_subgroup* subgroup = nullptr;
+    CHECK(mlpo_subgroup_register(client, &options, 5 * kSecond, &subgroup) == c.code);
+    if (c.code == 0) {
+      CHECK(mlpo_slot_lend(subgroup, 5 * kSecond) == 0);
+      std::memset(Info(subgroup).grad, 1, 4000);
+    }
+    CHECK(mlpo_client_alive(client) == c.code);
+    mlpo_subgroup_free(subgroup);
+    mlpo_client_free(client);
+  }
+}
