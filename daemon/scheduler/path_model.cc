@@ -221,13 +221,16 @@ void PathModel::Started(PathIndex index, Direction direction, int64_t now_ns) {
     flow.queued = true;
     flow.queued_since = now;
   }
+  SetHang(path);
 }
 
-bool PathModel::IsHanging(PathIndex index, int64_t now_ns) const {
-  const auto& flows = paths_[index].flows;
-  return std::any_of(flows.begin(), flows.end(), [now_ns](const Flow& flow) {
-    return flow.in_flight > 0 && now_ns - std::max(flow.started.at_ns, flow.ended.at_ns) >= kHangNs;
-  });
+// Kept rather than asked for: the scheduler looks at it for every path several times a call.
+void PathModel::SetHang(State& path) {
+  path.hangs_ns = std::numeric_limits<int64_t>::max();
+  for (const Flow& flow : path.flows) {
+    if (flow.in_flight == 0) continue;
+    path.hangs_ns = std::min(path.hangs_ns, std::max(flow.started.at_ns, flow.ended.at_ns) + kHangNs);
+  }
 }
 
 bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool ok, int64_t now_ns) {
@@ -250,6 +253,7 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
   }
   flow.ended = now;
   if (--flow.in_flight < flow.busy_blocks) flow.queued = false;
+  SetHang(path);
   if (!options_.learn) return false;
   bool learned = MaybeLearn(path, direction, flow.queue, true);
   if (flow.busy_blocks > 1) learned |= MaybeLearn(path, direction, flow.any, false);

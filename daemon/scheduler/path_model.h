@@ -21,6 +21,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -109,7 +110,7 @@ class PathModel {
   // Whether what is believed has changed.
   bool Ended(PathIndex path, Direction direction, uint64_t bytes, bool ok, int64_t now_ns);
   // In either direction.
-  bool IsHanging(PathIndex path, int64_t now_ns) const;
+  bool IsHanging(PathIndex path, int64_t now_ns) const { return now_ns >= paths_[path].hangs_ns; }
 
  private:
   struct Mark {  // a moment of a path
@@ -147,6 +148,7 @@ class PathModel {
     bool duplex_settled = false;  // d is known, or was confirmed: what changes now are the speeds
     double worth = 0;
     double read_cost = 0;
+    int64_t hangs_ns = std::numeric_limits<int64_t>::max();  // when it will, unless a transfer ends before
   };
 
   const Flow& flow(PathIndex path, Direction direction) const {
@@ -159,6 +161,7 @@ class PathModel {
   bool Learn(State& path, Direction direction, double cost, double shared);
   bool LearnMix(State& path);
   void Settle();
+  static void SetHang(State& path);
 
   const Options options_;
   uint32_t path_blocks_ = 1;

@@ -120,8 +120,8 @@ bool Scheduler::HasRoom(PathIndex index, uint64_t bytes) const {
 // A block of a session that has a path's turn: others' may have to wait for its end.
 bool Scheduler::FlushInTurn() {
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    if (!MayQueue(i, Direction::kWrite)) continue;
-    Session* const holder = paths_[i].turn.holder() == 0 ? nullptr : Find(paths_[i].turn.holder());
+    if (paths_[i].turn.holder() == 0 || !MayQueue(i, Direction::kWrite)) continue;
+    Session* const holder = Find(paths_[i].turn.holder());
     if (holder != nullptr && !holder->dirty.empty() && StartFlush(holder->dirty.back())) return true;
   }
   return false;
