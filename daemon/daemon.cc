@@ -512,6 +512,7 @@ void Daemon::TellProgress(const Snapshot& snapshot) {
 void Daemon::BeginDrain(const char* why) {
   if (state_ != State::kReady) return;
   state_ = State::kDraining;
+  BenchUnwanted(DataLoop::kStopping);
   service_->Stopping();
   service_->Extend(kStepSeconds);
   spdlog::info("event=drain why=\"{}\" sessions={}", why, sessions_->session_count());
@@ -556,6 +557,7 @@ void Daemon::MaybeFinish() {
 // ---- Sessions ----
 
 void Daemon::SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
+  BenchUnwanted(DataLoop::kSessionComesFirst);
   loop_->Post([this, identity, areas = std::move(areas)] { loop_->AddSession(identity, areas); });
 }
 
@@ -737,7 +739,8 @@ struct Daemon::BenchRun {
   std::shared_ptr<Storage> storage = std::make_shared<Storage>();
   uint32_t buffers = 0;
   FileOwner owner;
-  std::atomic<bool> unwanted{false};  // relaxed: who asked has gone; looked at before it measures
+  // Why it is not to go on; kept by main. Relaxed: looked at between steps until it measures; then the loop ends it.
+  std::atomic<const char*> unwanted{nullptr};
   std::vector<PathMeasurement> results;
   std::string error;
   std::vector<BenchSnapshot> shown;
@@ -799,16 +802,22 @@ void Daemon::Bench(const BenchRequest& request, std::function<void(Result<std::s
 }
 
 void Daemon::StopBench() {
-  if (const auto run = bench_.lock()) run->unwanted.store(true, std::memory_order_relaxed);
+  BenchUnwanted(kNobodyAsks);
   loop_->Post([this] { loop_->CancelCalibration(kNobodyAsks); });
 }
 
+// The first reason is told.
+void Daemon::BenchUnwanted(const char* why) {
+  const auto run = bench_.lock();
+  if (run && run->unwanted.load(std::memory_order_relaxed) == nullptr)
+    run->unwanted.store(why, std::memory_order_relaxed);
+}
+
 void Daemon::LendToBench(const std::shared_ptr<BenchRun>& run) {
+  if (const char* why = run->unwanted.load(std::memory_order_relaxed)) run->error = why;
   if (run->error.empty()) {
     run->options.buffers = loop_->LendBuffers(run->buffers);
-    if (run->options.buffers.empty()) {
-      run->error = "a session has connected: it comes first";
-    } else if (run->options.buffers.size() < 2 * run->options.paths.size()) {
+    if (run->options.buffers.size() < 2 * run->options.paths.size()) {
       run->error = "the pool has " + std::to_string(run->options.buffers.size()) + " free buffers, and " +
                    std::to_string(run->options.paths.size()) + " paths need two each: name fewer paths, or enlarge it";
       loop_->GiveBack(run->options.buffers);
@@ -816,16 +825,17 @@ void Daemon::LendToBench(const std::shared_ptr<BenchRun>& run) {
   }
   if (!run->error.empty()) return PostMain([this, run] { EndBench(run); });
   PostHousekeeping([this, run] {
-    // What cannot be compressed, nor found twice.
+    // What cannot be compressed, nor found twice. Gigabytes: whoever has come meanwhile does not wait for the rest.
     std::mt19937_64 random(static_cast<uint64_t>(NowNs()));
     for (const BufferIndex buffer : run->options.buffers) {
+      if (run->unwanted.load(std::memory_order_relaxed) != nullptr) break;
       auto* words = reinterpret_cast<uint64_t*>(pool_->data(buffer));
       for (uint64_t i = 0; i < pool_->buffer_bytes() / sizeof(uint64_t); ++i) words[i] = random();
     }
     loop_->Post([this, run] {
-      if (run->unwanted.load(std::memory_order_relaxed)) {
+      if (const char* why = run->unwanted.load(std::memory_order_relaxed)) {
         loop_->GiveBack(run->options.buffers);
-        run->error = kNobodyAsks;
+        run->error = why;
         return PostMain([this, run] { EndBench(run); });
       }
       loop_->Calibrate(run->options, [this, run](const Calibration& ended) {

@@ -92,6 +92,7 @@ class Daemon : public SessionHost {
   void Bench(const BenchRequest& request, std::function<void(Result<std::string>)> answer);
   struct BenchRun;
   void StopBench();
+  void BenchUnwanted(const char* why);                     // a constant
   void LendToBench(const std::shared_ptr<BenchRun>& run);  // data thread
   void EndBench(const std::shared_ptr<BenchRun>& run);
   void StoreRecords();

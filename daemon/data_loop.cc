@@ -245,7 +245,7 @@ void DataLoop::AddPiece(uint32_t number) {
 }
 
 void DataLoop::AddSession(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
-  CancelCalibration("a session has connected: it comes first");
+  CancelCalibration(kSessionComesFirst);
   scheduler_.AddSession(identity);
   auto session = std::make_unique<LoopSession>(identity, std::move(areas));
   // Edge-triggered and never read: the client cannot make us block, and every write of it is seen.
@@ -293,7 +293,7 @@ void DataLoop::RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::v
 
 void DataLoop::Drain(std::function<void()> drained) {
   draining_ = true;
-  CancelCalibration("the daemon is stopping");
+  CancelCalibration(kStopping);
   drain_patience_ns_ = NowNs() + kDrainPatienceNs;
   drained_ = std::move(drained);
   for (auto& [id, session] : sessions_) session->writer.SetState(MLPO_SESSION_DRAINING);
@@ -356,8 +356,8 @@ void DataLoop::Calibrate(Calibration::Options options, std::function<void(const 
   options.first_id = kCalibrationIds;
   calibrated_ = std::move(done);
   calibration_ = std::make_unique<Calibration>(std::move(options), [this](const Transfer& t) { StartTransfer(t); });
-  if (draining_) calibration_->Cancel("the daemon is stopping");
-  if (!sessions_.empty()) calibration_->Cancel("a session has connected: it comes first");
+  if (draining_) calibration_->Cancel(kStopping);
+  if (!sessions_.empty()) calibration_->Cancel(kSessionComesFirst);
   if (!calibration_->ended()) calibration_->Begin(NowNs());
   MaybeEndCalibration();
 }

@@ -35,6 +35,10 @@ namespace mlpo {
 
 class DataLoop : private SchedulerActions {
  public:
+  // Why a calibration ends before its time.
+  static constexpr char kSessionComesFirst[] = "a session has connected: it comes first";
+  static constexpr char kStopping[] = "the daemon is stopping";
+
   // Borrowed for the loop's life.
   struct Parts {
     BufferPool* pool = nullptr;

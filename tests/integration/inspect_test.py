@@ -226,6 +226,25 @@ class Bench(Case):
         eventually(lambda: self.bench(daemon, "--seconds", "0.02", "two").returncode == 0)
         self.assertEqual(daemon.end(), 0)
 
+    def test_what_has_ended_it_is_told(self) -> None:
+        daemon = self.daemon()
+        # Housekeeping makes its files and fills its buffers: held up, so that the daemon is told to stop before that.
+        with contextlib.ExitStack() as held:
+            for thread in pathlib.Path(f"/proc/{daemon.process.pid}/task").iterdir():
+                if (thread / "comm").read_text().strip() == "mlpo-daemon" and int(thread.name) != daemon.process.pid:
+                    held.enter_context(stopped_thread(int(thread.name)))
+            command = [BIN / "mlpo-ctl", "bench", "--socket", daemon.socket]
+            asking = subprocess.Popen(command, env=CLEAN, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(asking.wait)
+            self.addCleanup(asking.kill)
+            eventually(lambda: b"event=bench_requested" in daemon.log.read_bytes())
+            daemon.process.send_signal(signal.SIGTERM)
+            eventually(lambda: b"event=drain " in daemon.log.read_bytes())
+        _, said = asking.communicate(timeout=DEADLINE)
+        self.assertIn("the daemon is stopping", said)
+        self.assertEqual(asking.returncode, 1)
+        self.assertEqual(daemon.process.wait(DEADLINE), 0)
+
     def test_a_bad_record_is_no_failed_start(self) -> None:
         daemon = self.daemon()
         self.train(daemon)
