@@ -37,13 +37,21 @@ PathUse PathClock::At(int64_t now_ns) const {
 // ---- Time ----
 
 void StepBook::Settle(int64_t now_ns, bool buffer_free) {
-  std::erase_if(touched_, [&](SessionSteps* session) {
+  if (std::exchange(buffer_free_, buffer_free) != buffer_free) {
+    for (SessionSteps* session : by_buffers_) {
+      Touch(*session);
+      session->by_buffers_ = false;
+    }
+    by_buffers_.clear();
+  }
+  for (SessionSteps* session : touched_) {
     Touch(*session);
     session->part_ = Judge(*session, buffer_free);
-    // Without reads of its own it depends on what happens to others.
-    session->touched_ = session->ops_ > 0 && session->reads_ == 0;
-    return !session->touched_;
-  });
+    session->touched_ = false;
+    const bool depends = Judge(*session, !buffer_free) != session->part_;
+    if (depends && !std::exchange(session->by_buffers_, true)) by_buffers_.push_back(session);
+  }
+  touched_.clear();
   now_ns_ = std::max(now_ns_, now_ns);
 }
 
@@ -64,7 +72,10 @@ StepPart StepBook::Judge(const SessionSteps& session, bool buffer_free) {
   return session.grads_ > 0 ? StepPart::kGrad : StepPart::kIdle;
 }
 
-void StepBook::Forget(SessionSteps& session) { std::erase(touched_, &session); }
+void StepBook::Forget(SessionSteps& session) {
+  std::erase(touched_, &session);
+  std::erase(by_buffers_, &session);
+}
 
 // ---- What happens ----
 
@@ -256,7 +267,7 @@ void StepBook::Fill(const SessionSteps& session, SessionSnapshot* snapshot, int6
   if (!session.open_) return;
   StepRecord now = session.total_;
   PartOf(now, session.part_) += now_ns_ - now.ended_ns;
-  PartOf(now, session.touched_ ? Judge(session, buffer_free) : session.part_) += now_ns - now_ns_;
+  PartOf(now, Judge(session, buffer_free)) += now_ns - now_ns_;
   now.ended_ns = now_ns;
   for (size_t i = 0; i < session.paths_.size(); ++i) now.paths[i] = session.paths_[i].At(now_ns);
   snapshot->step = Difference(session, now);

@@ -61,6 +61,7 @@ class SessionSteps {
   StepRecord total_;                 // of the session's life, up to ended_ns; its paths only after Sum()
   StepPart part_ = StepPart::kIdle;  // that counts from there on
   bool touched_ = false;             // it is to be looked at again
+  bool by_buffers_ = false;          // and when there are free buffers, or are no more
   uint32_t adam_ = 0;                // blocks that workers have for an UPDATE
   uint32_t copies_ = 0;              // and for something else
   uint32_t grads_ = 0;               // GRADs that workers have
@@ -134,8 +135,10 @@ class StepBook {
   static StepRecord Difference(const SessionSteps& session, const StepRecord& end);
 
   TraceLog* const trace_;
-  int64_t now_ns_ = 0;  // of the call that is being carried out
+  int64_t now_ns_ = 0;        // of the call that is being carried out
+  bool buffer_free_ = false;  // since the call before
   std::vector<SessionSteps*> touched_;
+  std::vector<SessionSteps*> by_buffers_;  // SessionSteps::by_buffers_
   std::vector<PathClock> paths_;
   BusyClock workers_;
   StepTotals totals_;

@@ -282,6 +282,35 @@ TEST_CASE("StepRecord.WaitingForAPathThatAnotherSessionUsesIsFetching") {
   CHECK(last.part_ns(StepPart::kFetchWait) >= static_cast<int64_t>(one.read_blocks + two.read_blocks - 1) * 10 * kMs);
 }
 
+TEST_CASE("StepRecord.WhatOthersDoToTheBuffersChangesWhatAnIdleSessionWaitsFor") {
+  TraceLog trace;
+  StepBook book(1, &trace);
+  SessionSteps session(1);
+  SubgroupSteps subgroup;
+  book.Settle(0, true);
+  book.UpdateAccepted(session, subgroup);
+  book.OpBegins(session);
+  book.BlockWaits(session);
+  // Nothing happens to it from here on.
+  book.Settle(10, true);
+  book.Settle(30, false);
+  book.Settle(40, false);
+  SessionSnapshot snapshot;
+  book.Fill(session, &snapshot, 45, true);
+  REQUIRE(snapshot.step.has_value());
+  CHECK(snapshot.step->part_ns(StepPart::kFetchWait) == 15);
+  CHECK(snapshot.step->part_ns(StepPart::kFlushWait) == 30);
+  book.Settle(70, true);
+  book.Settle(71, true);
+  book.BlockWaitsNoMore(session);
+  book.OpEnds(session);
+  book.UpdateEnds(session, subgroup, 1, 1);
+  book.Fill(session, &snapshot, 80, true);
+  REQUIRE(snapshot.steps.size() == 1);
+  CHECK(snapshot.steps.back().part_ns(StepPart::kFetchWait) == 41);
+  CHECK(snapshot.steps.back().part_ns(StepPart::kFlushWait) == 30);
+}
+
 TEST_CASE("StepRecord.WhatWasFetchedAheadAndThrownOutIsReadAgain") {
   FakeTier tier(MakeOptions(1, 1), {{BlockIn(2), BlockIn(3)}}, kMs);
   tier.AddSubgroup(1, 1, {30 * kBlock});
