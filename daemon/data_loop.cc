@@ -105,7 +105,7 @@ bool DataLoop::HasWork() const {
 bool DataLoop::Turn(int64_t now_ns) {
   bool worked = TakeQueues(now_ns);
   for (auto& [id, session] : sessions_) worked |= ReadRing(*session, now_ns);
-  const bool ticks = now_ns >= next_tick_ns_;
+  const bool ticks = now_ns >= std::min(next_tick_ns_, scheduler_.wake_ns());
   if (ticks) {
     next_tick_ns_ = now_ns + kTickNs;
     if (!scheduler_.idle()) scheduler_.Tick(now_ns);
@@ -213,7 +213,9 @@ void DataLoop::Sleep() {
   if (!work) {
     epoll_event events[64];
     const bool busy = !scheduler_.idle() || calibration_ || draining_;
-    const int count = ::epoll_wait(epoll_.get(), events, 64, busy ? kBusySleepMs : kIdleSleepMs);
+    const int64_t wake_ms = std::max<int64_t>(0, (scheduler_.wake_ns() - NowNs()) / kNsPerMs + 1);
+    const auto sleep_ms = static_cast<int>(std::min<int64_t>(wake_ms, busy ? kBusySleepMs : kIdleSleepMs));
+    const int count = ::epoll_wait(epoll_.get(), events, 64, sleep_ms);
     MLPO_CHECK(count >= 0 || errno == EINTR);
     // A producer may ring after its message was taken. Turn() looks at every queue before we sleep again.
     for (int i = 0; i < count; ++i) {

@@ -9,8 +9,9 @@
 namespace mlpo {
 namespace {
 
-// Without measurement: a path has in flight what it moves in this time, while it is told of the next, and two blocks.
-// More only takes buffers from the cache.
+// Without measurement: a path has in flight what it moves in this time, while it is told of the next, and three blocks:
+// throttles and many devices give time in intervals, in which two may end together. More only takes buffers from the
+// cache.
 constexpr double kQueueSeconds = 0.005;
 constexpr uint32_t kDefaultQueueBlocks = 4;  // at most, without measurement
 // The other direction had something in flight for less of the time: it did not matter.
@@ -28,13 +29,14 @@ double Mean(double a, double b) { return (a + b) / 2; }
 
 bool Near(double a, double b) { return std::abs(a / b - 1) <= PathModel::kDeadBand; }
 
-// Of whole blocks in flight, from what was measured or else from the speed; two, so that the next one waits already.
+// Of whole blocks in flight, from what was measured or else from the speed; two at least, so that the next one waits
+// already.
 uint32_t QueueBlocksFor(uint64_t depth_bytes, double bytes_per_s, uint64_t block_bytes) {
   const double block = static_cast<double>(block_bytes);
   if (depth_bytes > 0)
     return static_cast<uint32_t>(std::max<uint64_t>(2, (depth_bytes + block_bytes / 2) / block_bytes));
   if (bytes_per_s <= 0) return kDefaultQueueBlocks;
-  const double blocks = 2 + bytes_per_s * kQueueSeconds / block;
+  const double blocks = 3 + bytes_per_s * kQueueSeconds / block;
   return static_cast<uint32_t>(std::min<double>(blocks, kDefaultQueueBlocks));
 }
 
@@ -138,17 +140,22 @@ void PathModel::Settle() {
   for (size_t i = 0; i < paths_.size(); ++i) {
     State& path = paths_[i];
     path.worth = PathWorth(path.known);
-    const double read = path.known.read_bytes_per_s;
-    // One that nothing is known of is taken to read as its share says.
-    path.read_cost = 1 / (read > 0 ? read : path.worth > 0 ? path.worth : shares_[i] * 1e9);
+    // One that nothing is known of is taken to do as its share says.
+    const auto cost = [&](double speed) {
+      return 1 / (speed > 0 ? speed : path.worth > 0 ? path.worth : shares_[i] * 1e9);
+    };
+    path.read_cost = cost(path.known.read_bytes_per_s);
+    path.write_cost = cost(path.known.write_bytes_per_s);
     for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
       Flow& flow = path.flows[static_cast<size_t>(direction)];
       const bool reads = direction == Direction::kRead;
-      const uint32_t blocks = QueueBlocksFor(reads ? path.known.read_depth_bytes : path.known.write_depth_bytes,
-                                             Speed(path.known, direction), options_.block_bytes);
+      const uint64_t depth = reads ? path.known.read_depth_bytes : path.known.write_depth_bytes;
+      const uint32_t blocks = QueueBlocksFor(depth, Speed(path.known, direction), options_.block_bytes);
       flow.queue_blocks = std::min(options_.queue_blocks > 0 ? options_.queue_blocks : blocks, path_blocks_);
-      // One less than the queue: a block that has just ended may be replaced a moment later.
-      flow.busy_blocks = std::max(1u, std::min(blocks, flow.queue_blocks) - 1);
+      // One less than the queue: a block that has just ended may be replaced a moment later. Without measurement one
+      // less again, as the queue is for intervals in which two end.
+      const uint32_t slack = depth > 0 ? 1 : 2;
+      flow.busy_blocks = std::max(slack + 1, std::min(blocks, flow.queue_blocks)) - slack;
     }
   }
 }
@@ -157,6 +164,13 @@ uint32_t PathModel::QueueBlocks(Direction direction) const {
   uint32_t blocks = 0;
   for (size_t i = 0; i < paths_.size(); ++i) blocks += QueueBlocks(static_cast<PathIndex>(i), direction);
   return blocks;
+}
+
+double PathModel::Seconds(PathIndex index, double read_bytes, double write_bytes) const {
+  const State& path = paths_[index];
+  const double read_s = read_bytes * path.read_cost;
+  const double write_s = write_bytes * path.write_cost;
+  return std::max({read_s, write_s, path.known.duplex * (read_s + write_s)});
 }
 
 const std::vector<double>& PathModel::Targets(double total_bytes, const std::vector<double>& room_bytes) {

@@ -91,8 +91,8 @@ class PathModel {
   const PathParameters& path(PathIndex path) const { return paths_[path].known; }
   double worth(PathIndex path) const { return paths_[path].worth; }
   double share(PathIndex path) const { return shares_[path]; }
-  // Seconds per byte, for comparison between paths.
-  double read_cost(PathIndex path) const { return paths_[path].read_cost; }
+  // What it takes to read and write so much, for comparison between paths.
+  double Seconds(PathIndex path, double read_bytes, double write_bytes) const;
   Policy policy() const { return options_.policy; }
   // Blocks that may be in flight in one direction, at least 1.
   uint32_t QueueBlocks(PathIndex path, Direction direction) const { return flow(path, direction).queue_blocks; }
@@ -147,7 +147,8 @@ class PathModel {
     bool mix_learned = false;     // d is from mixed windows
     bool duplex_settled = false;  // d is known, or was confirmed: what changes now are the speeds
     double worth = 0;
-    double read_cost = 0;
+    double read_cost = 0;  // seconds a byte
+    double write_cost = 0;
     int64_t hangs_ns = std::numeric_limits<int64_t>::max();  // when it will, unless a transfer ends before
   };
 

@@ -34,6 +34,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -107,6 +108,7 @@ class Scheduler {
   };
   // Objects of at most this are kept in memory, while small_objects_bytes last: in a block each would take a buffer.
   static constexpr uint64_t kSmallObjectBytes = 16384;
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
   Scheduler(Options options, SchedulerActions* actions);
   ~Scheduler();
@@ -130,6 +132,8 @@ class Scheduler {
                 int64_t now_ns);
   // Time has passed: deadlines, and paths that are tried again. Call at least once a second while !idle().
   void Tick(int64_t now_ns);
+  // When to call Tick at the latest, beside that; kNever: no wish.
+  int64_t wake_ns() const { return wake_ns_; }
 
   // At most `count` buffers, to be used for something else until TakeBack; fewer, or none, if they are in use.
   std::vector<BufferIndex> LendBuffers(uint32_t count);
@@ -307,7 +311,7 @@ class Scheduler {
   Block* NextAhead(PathIndex path) const;
   Block* Victim() const;
   int64_t NextUse(const Block& block) const;
-  bool IsAboutToBeUsed(const Block& block) const;
+  int64_t AboutToBeUsed(const Block& block) const;
   PathIndex ChooseReadPath();
   void Move(Block& block, Direction direction, Extent extent, uint8_t parts);
   void StartWrite(Block& block, Extent extent, uint8_t parts);
@@ -351,6 +355,7 @@ class Scheduler {
   StepBook steps_;
   int64_t now_ns_ = 0;          // of the call that is being carried out
   int64_t stuck_since_ns_ = 0;  // nothing can move since; 0: not so
+  int64_t wake_ns_ = kNever;
 
   FreeBuffers free_;
   BlockList clean_;        // used, kept while there is room; dropped first

@@ -304,8 +304,9 @@ void Scheduler::WantNext() {
   }
 }
 
-// The first UPDATE of an epoch begins.
+// An UPDATE begins, which may be the first of its epoch.
 void Scheduler::BeginStep(Session& session, uint32_t epoch) {
+  session.job->submitted_ns = now_ns_;
   if (epoch <= session.epoch) return;
   if (session.epoch > 0) session.period_ns = now_ns_ - session.step_ns;
   session.epoch = epoch;

@@ -1,6 +1,5 @@
 // Scheduler: movement between memory and paths.
 #include <algorithm>
-#include <limits>
 #include <system_error>
 #include <utility>
 
@@ -13,8 +12,6 @@
 
 namespace mlpo {
 namespace {
-
-constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
 // How long a path that failed a write is left alone.
 int64_t PauseNs(int error, uint32_t failures) {
@@ -95,6 +92,7 @@ uint32_t Scheduler::Coming() const {
 }
 
 void Scheduler::PumpFlushes() {
+  wake_ns_ = kNever;
   const uint64_t asked = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
   uint64_t most = asked;  // most often there is enough, and nobody need be looked for
   for (PathIndex i = 0; i < paths_.size(); ++i) {
@@ -104,7 +102,11 @@ void Scheduler::PumpFlushes() {
     Block* const victim = Victim();
     if (victim == nullptr || free_.size() + clean_.size() + Coming() >= asked + WantedAhead(victim)) break;
     if (pending_ == 0 && IsGrowing(*victim)) break;
-    if (working_ > 0 && IsAboutToBeUsed(*victim)) break;
+    const int64_t wait_ns = AboutToBeUsed(*victim);
+    if (wait_ns > now_ns_) {
+      wake_ns_ = wait_ns;
+      break;
+    }
     if (!FlushOne(*victim)) break;
   }
 }
@@ -169,10 +171,12 @@ PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
     best = static_cast<PathIndex>(i);
   }
   if (best == kNone || MayStart(best, Direction::kWrite, session)) return best;
-  // Its queue is full. One that has nothing to write may take up to two queues' worth more than its share.
+  // Its queue is full. One that has nothing to write may take up to a queue's worth more than its share, of all the
+  // sessions of a job together.
+  const uint32_t sessions = session.job == nullptr ? 1 : std::max(1u, session.job->waiting_sessions);
+  const double block_bytes = static_cast<double>(BufferBytes(options_.block_elements)) / sessions;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    const double spare =
-        2.0 * model_.QueueBlocks(i, Direction::kWrite) * static_cast<double>(BufferBytes(options_.block_elements));
+    const double spare = model_.QueueBlocks(i, Direction::kWrite) * block_bytes;
     if (room_bytes_[i] > 0 && paths_[i].writes == 0 && MayStart(i, Direction::kWrite, session) &&
         in_use(i) - targets[i] < spare) {
       return i;
@@ -259,12 +263,20 @@ Session* Scheduler::Reader(PathIndex path) {
   return can ? holder : nullptr;
 }
 
-// Among paths that may take a read, the one whose waiting reads take longest; kNone if none waits. For each path that
-// has still more to read, and whose queue is full just now, a buffer is kept back: else those that are ahead take them
-// all, and the slowest is read alone at the end.
+// Among paths that may take a read, the one whose waiting reads take longest, with what they will have to be shared
+// with: each block read is written again, to where its share says. kNone if none waits. For each path that has still
+// more to read, and whose queue is full just now, a buffer is kept back: else those that are ahead take them all, and
+// the slowest is read alone at the end.
 PathIndex Scheduler::ChooseReadPath() {
-  const auto seconds = [this](PathIndex i) {
-    return static_cast<double>(paths_[i].pending_bytes) * model_.read_cost(i);
+  double extents = 0;
+  for (const PathState& path : paths_) extents += static_cast<double>(path.extent_bytes);
+  const uint64_t to_come = free_.size() + clean_.size() + flushing_;
+  const double written =
+      pending_ > to_come ? static_cast<double>((pending_ - to_come) * BufferBytes(options_.block_elements)) : 0;
+  const auto seconds = [&](PathIndex i) {
+    const auto reads = static_cast<double>(paths_[i].pending_bytes);
+    const double stays = static_cast<double>(paths_[i].extent_bytes) - reads;
+    return model_.Seconds(i, reads, std::clamp(model_.share(i) * extents - stays, 0.0, written));
   };
   PathIndex best = kNone;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
@@ -400,14 +412,17 @@ int64_t Scheduler::NextUse(const Block& block) const {
   return period_ns == 0 || now_ns_ > next_ns + period_ns ? kNever : next_ns;
 }
 
-// Whether a step has just begun for which the block is here: its update may be the next submission to come. What
-// workers have already is wanted later.
-bool Scheduler::IsAboutToBeUsed(const Block& block) const {
+// Until when it is likely that the next submission to come is the update of this block: a step has just begun for which
+// it is here. Longer while workers are busy: what they have is wanted later, and may be given away instead.
+int64_t Scheduler::AboutToBeUsed(const Block& block) const {
   constexpr int64_t kSubmittingNs = 100 * kNsPerMs;
+  constexpr int64_t kNextNs = 2 * kNsPerMs;  // a trainer's time between two submissions
   const Session& session = *block.owner->session;
-  if (session.period_ns == 0) return false;  // a store's, too, whose job may be gone
-  const int64_t begun_ns = session.job->step_ns;
-  return block.used_ns < begun_ns && now_ns_ < begun_ns + kSubmittingNs;
+  if (session.period_ns == 0) return 0;  // a store's, too, whose job may be gone
+  const TrainingJob& job = *session.job;
+  if (block.used_ns >= job.step_ns) return 0;
+  const int64_t end_ns = job.step_ns + kSubmittingNs;
+  return working_ > 0 ? end_ns : std::min(end_ns, job.submitted_ns + kNextNs);
 }
 
 // The dirty block whose buffer is best given away: that of the farthest next use. In steps that follow one order, that

@@ -84,7 +84,8 @@ struct TrainingJob {
   uint32_t uid = 0;
   std::string name;
   uint32_t sessions = 0;
-  int64_t step_ns = 0;  // when one of them began its last step
+  int64_t step_ns = 0;       // when one of them began its last step
+  int64_t submitted_ns = 0;  // when the last UPDATE of one began
   Share share;
   std::vector<LeastUsed<Session>> sessions_waiting;  // by queue, as Session::pending
   uint32_t waiting_sessions = 0;

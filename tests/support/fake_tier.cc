@@ -222,7 +222,13 @@ bool FakeTier::Step() {
     next_ns = other.device.next_ns();
     path = &other;
   }
-  if (next_ns == SimulatedPath::kNever) return false;
+  const int64_t wake_ns = scheduler_->wake_ns();
+  if (next_ns == SimulatedPath::kNever && wake_ns == Scheduler::kNever) return false;
+  if (wake_ns < next_ns) {
+    now_ns_ = std::max(now_ns_, wake_ns);
+    Call([&] { scheduler_->Tick(now_ns_); });
+    return true;
+  }
   const int64_t next_second_ns = (now_ns_ / 1'000'000'000 + 1) * 1'000'000'000;
   if (next_ns >= next_second_ns) {
     now_ns_ = next_second_ns;

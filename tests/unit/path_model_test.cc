@@ -156,9 +156,9 @@ TEST_CASE("PathModel.BlocksInFlightFollowSpeedAndMeasurement") {
   PathModel model({.block_bytes = kBlockBytes,
                    .buffers = 60,
                    .paths = {Known(180e6, 180e6, 0.5, true), Known(7e9, 4e9, 0.5, true), PathParameters{}, measured}});
-  CHECK(model.QueueBlocks(0, Direction::kRead) == 2);
+  CHECK(model.QueueBlocks(0, Direction::kRead) == 3);
   CHECK(model.QueueBlocks(1, Direction::kRead) == 4);
-  CHECK(model.QueueBlocks(1, Direction::kWrite) == 3);
+  CHECK(model.QueueBlocks(1, Direction::kWrite) == 4);
   CHECK(model.QueueBlocks(2, Direction::kRead) == 4);
   CHECK(model.QueueBlocks(3, Direction::kRead) == 12);  // of 32: the pool's bound
   CHECK(model.path_blocks() == 12);
@@ -228,7 +228,7 @@ TEST_CASE("PathModel.LearnsAPathThatNothingIsKnownOf") {
     // And what it can alone does not make it forget the mix.
     device.Run(5, 2, 0);
     device.Run(5, 0, 2);
-    CHECK(model.worth(0) == Approx(moved).epsilon(0.15));
+    CHECK(model.worth(0) == Approx(moved).epsilon(0.2));
   }
 }
 

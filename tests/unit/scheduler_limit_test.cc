@@ -73,11 +73,12 @@ TEST_CASE("SchedulerLimit.PathsAreAtTheirLimit") {
         INFO(profile.name << ", ranks " << ranks << ", buffers " << buffers << ": limit_share " << result.limit_share
                           << ", reads " << reads);
         CHECK(result.problem == "");
-        CHECK(result.limit_share >= (profile.name == kCrossed.name ? 0.945 : 0.965));
+        CHECK(result.limit_share >= (profile.name == kCrossed.name ? 0.955 : 0.965));
         CHECK(result.limit_share <= 1.0);
-        // All but what the pool holds is read once, and one block a path, for which there is time between the steps.
+        // All but what the pool holds is read once, and one block a path, for which there is time between the steps, or
+        // whose buffer was on its way when the last read began.
         CHECK(reads >= kBlocks - buffers - 0.5);
-        CHECK(reads <= kBlocks - buffers + 2 + 0.5);
+        CHECK(reads <= kBlocks - buffers + 3);
         if (All()) {
           std::printf("%-8s %5d %4u %6.3f %7.1f\n", profile.name, static_cast<int>(ranks), buffers, result.limit_share,
                       reads);
@@ -154,7 +155,7 @@ TEST_CASE("SchedulerLimit.OrdersReadWhatTheirCachesMiss") {
       if (order == Order::kAscending) CHECK(reads == Approx(kAll));
       if (order == Order::kAlternating) CHECK(reads >= kAll - buffers);
       if (order == Order::kAlternating) CHECK(reads <= kAll - buffers + in_motion);
-      if (order == Order::kAdaptive) CHECK(reads <= kAll - buffers + 2.5);
+      if (order == Order::kAdaptive) CHECK(reads <= kAll - buffers + 3);
     }
   }
 }
