@@ -105,10 +105,11 @@ bool DataLoop::HasWork() const {
 bool DataLoop::Turn(int64_t now_ns) {
   bool worked = TakeQueues(now_ns);
   for (auto& [id, session] : sessions_) worked |= ReadRing(*session, now_ns);
-  const bool ticks = now_ns >= std::min(next_tick_ns_, scheduler_.wake_ns());
+  const bool wakes = now_ns >= scheduler_.wake_ns();
+  const bool ticks = wakes || now_ns >= next_tick_ns_;
   if (ticks) {
     next_tick_ns_ = now_ns + kTickNs;
-    if (!scheduler_.idle()) scheduler_.Tick(now_ns);
+    if (wakes || !scheduler_.idle()) scheduler_.Tick(now_ns);
     if (calibration_) calibration_->Tick(now_ns);
   }
   MaybeEndCalibration();

@@ -263,14 +263,14 @@ Session* Scheduler::Reader(PathIndex path) {
   return can ? holder : nullptr;
 }
 
-// Among paths that may take a read, the one whose waiting reads take longest, with what they will have to be shared
-// with: each block read is written again, to where its share says. kNone if none waits. For each path that has still
-// more to read, and whose queue is full just now, a buffer is kept back: else those that are ahead take them all, and
-// the slowest is read alone at the end.
+// Among paths that may take a read, the one for which what is left of the step takes longest: its waiting reads, and
+// its share of the writes that make room for them. kNone if none waits. For each path that has still more to do, and
+// whose queue is full just now, a buffer is kept back: else those that are ahead take them all, and the slowest is read
+// alone at the end.
 PathIndex Scheduler::ChooseReadPath() {
   double extents = 0;
   for (const PathState& path : paths_) extents += static_cast<double>(path.extent_bytes);
-  const uint64_t to_come = free_.size() + clean_.size() + flushing_;
+  const uint64_t to_come = free_.size() + clean_.size() + Coming();
   const double written =
       pending_ > to_come ? static_cast<double>((pending_ - to_come) * BufferBytes(options_.block_elements)) : 0;
   const auto seconds = [&](PathIndex i) {
