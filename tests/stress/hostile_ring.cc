@@ -41,6 +41,12 @@ struct Registered {
     handle = session.Register("k", kNumel).subgroup;
     staging_bytes = session.Stage(kNumel * 12).bytes;
   }
+  // With a lent area, and a subgroup whose gradients and parameters are there.
+  void AddKept() {
+    const mlpo_staged area = session.Lend(kLent);
+    lent = session.arena(area.arena) + area.offset;
+    kept = session.Register("kept", kNumel, MLPO_FLOAT32, true).subgroup;
+  }
   mlpo_submission Grad(uint64_t first, uint64_t count, uint32_t epoch = 1) const {
     mlpo_submission submission = Submission(MLPO_OP_GRAD, handle);
     submission.arg = MLPO_PIECE_VALUE;
@@ -70,6 +76,8 @@ struct Registered {
   RawSession session;
   uint32_t handle = 0;
   uint64_t staging_bytes = 0;
+  uint32_t kept = 0;
+  std::byte* lent = nullptr;
 };
 
 }  // namespace
@@ -299,7 +307,7 @@ class Mutator {
                                         MLPO_OP_READ_STATE, MLPO_OP_WRITE_STATE, MLPO_OP_CANCEL,  MLPO_OP_FETCH,
                                         MLPO_OP_FETCH,      MLPO_OP_FLUSH,       MLPO_OP_FLUSH,   MLPO_OP_DELETE};
     mlpo_submission submission = Submission(kOps[Below(std::size(kOps))], raw_.handle);
-    submission.user_data = random_();
+    submission.user_data = random_() & ~kKeptMask;
     submission.epoch = static_cast<uint32_t>(1 + Below(4));
     submission.arg = static_cast<uint32_t>(1 + Below(submission.op == MLPO_OP_GRAD ? 2 : 8));
     if (submission.op == MLPO_OP_DISCARD) submission.arg &= 1;
@@ -307,6 +315,7 @@ class Mutator {
     submission.first = Below(3) ? 0 : Below(kNumel);
     submission.count = Below(3) ? kNumel - submission.first : Below(kNumel - submission.first);
     if (submission.op == MLPO_OP_UPDATE) submission.flags = static_cast<uint16_t>(Below(2));
+    if (submission.subgroup == raw_.handle && Below(2)) UseKept(&submission);
     if ((submission.op == MLPO_OP_READ_STATE || submission.op == MLPO_OP_WRITE_STATE) && submission.arg >= 8) {
       submission.first = 0;
       submission.count = Below(2);
@@ -327,10 +336,32 @@ class Mutator {
     if (Below(80) == 0) Damage(&hyper, sizeof hyper);
     return hyper;
   }
+  // Successes of operations with a lent slot.
+  struct Kept {
+    uint64_t grads = 0, updates = 0;
+  };
+  const Kept& kept() const { return kept_; }
+  void Answered(const mlpo_completion& completion) {
+    if (completion.status != 0) return;
+    kept_.grads += (completion.user_data & kKeptMask) == kKeptGrad;
+    kept_.updates += (completion.user_data & kKeptMask) == kKeptUpdate;
+  }
   uint64_t Below(uint64_t n) { return n == 0 ? 0 : random_() % n; }
   uint64_t Word() { return random_(); }
 
  private:
+  static constexpr uint64_t kKeptGrad = 1, kKeptUpdate = 2, kKeptMask = 3;  // of user_data
+
+  // Mostly where the last one was: a window has to go on where it began.
+  void UseKept(mlpo_submission* submission) {
+    submission->subgroup = raw_.kept;
+    if (submission->op != MLPO_OP_GRAD && submission->op != MLPO_OP_UPDATE) return;
+    submission->flags |= submission->op == MLPO_OP_GRAD ? MLPO_GRAD_KEEP : MLPO_UPDATE_OUTPUT;
+    if (Below(8) == 0) slot_ = 64 * Below(kLent / 64 - (128 + kNumel * 4) / 64);
+    submission->staging_offset = Below(64) ? slot_ : Word() & ~uint64_t{63};
+    if (Below(4)) submission->epoch = static_cast<uint32_t>(1 + kept_.updates);
+    submission->user_data |= submission->op == MLPO_OP_GRAD ? kKeptGrad : kKeptUpdate;
+  }
   // Few handles, few names (all that lie where the arena was filled), pieces that mostly follow each other.
   void MakeObject(mlpo_submission* submission) {
     static constexpr uint32_t kFetch[] = {MLPO_OBJECT_OPEN, MLPO_OBJECT_PIECE, MLPO_OBJECT_CLOSE, MLPO_OBJECT_SIZE};
@@ -366,15 +397,21 @@ class Mutator {
   std::mt19937_64 random_;
   const Registered& raw_;
   uint64_t next_piece_ = 0;
+  uint64_t slot_ = 0;
+  Kept kept_;
 };
 
-// Submits until the session ends or `budget` is used up; `flip`: a second thread changes what was published.
-void Attack(const std::string& socket, uint64_t seed, bool flip, int64_t* budget) {
+// Submits until the session ends or `budget` is used up; `flip`: a second thread changes what was published. Returns
+// what succeeded with a lent slot.
+Mutator::Kept Attack(const std::string& socket, uint64_t seed, bool flip, int64_t* budget) {
   Registered raw(socket);
+  raw.AddKept();
   Mutator mutator(seed, raw);
   RawSession& session = raw.session;
   auto* arena = reinterpret_cast<uint64_t*>(session.arena(0));
   for (uint64_t i = 0; i < session.arena_bytes(0) / 8; i += 1 + mutator.Below(16)) arena[i] = mutator.Word();
+  auto* lent = reinterpret_cast<uint64_t*>(raw.lent);
+  for (uint64_t i = 0; i < kLent / 8; i += 1 + mutator.Below(1024)) lent[i] = mutator.Word();
   std::atomic<bool> stop{false};
   std::thread flipper;
   if (flip) {
@@ -393,20 +430,30 @@ void Attack(const std::string& socket, uint64_t seed, bool flip, int64_t* budget
   }
   const bool reaps = mutator.Below(8) != 0;
   uint32_t reaped = 0;
+  const auto reap = [&](int milliseconds) {
+    const std::optional<mlpo_completion> completion = session.Reap(milliseconds);
+    if (!completion) return false;
+    ++reaped;
+    mutator.Answered(*completion);
+    return true;
+  };
   while (*budget > 0) {
     --*budget;
     if (session.tail() - session.daemon_lines()->submission_head >= session.entries()) {
-      if (!reaps || !session.Reap(200)) break;
-      ++reaped;
+      if (!reaps || !reap(200)) break;
     }
     const mlpo_hyper hyper = mutator.Hyper();
     session.Push(mutator.Next(), &hyper);
     if (mutator.Below(500) == 0) session.ShowTail(static_cast<uint32_t>(mutator.Word()));
     if (mutator.Below(500) == 0) session.client_lines()->completion_head = static_cast<uint32_t>(mutator.Word());
-    while (reaps && session.daemon_lines()->completion_tail != reaped && session.Reap(0)) ++reaped;
+    const bool waits = mutator.Below(16) == 0;  // until all is answered, which is seldom before the session has ended
+    while (reaps && (waits ? session.tail() : session.daemon_lines()->completion_tail) != reaped) {
+      if (!reap(waits ? 200 : 0)) break;
+    }
   }
   stop = true;
   if (flipper.joinable()) flipper.join();
+  return mutator.kept();
 }
 
 void Storm(bool flip, int64_t submissions) {
@@ -417,16 +464,23 @@ void Storm(bool flip, int64_t submissions) {
   const int descriptors = daemon.SettledDescriptors();
   int64_t left = submissions;
   uint64_t sessions = 0;
+  Mutator::Kept kept;
   while (left > 0) {
     REQUIRE(daemon.running());
-    Attack(daemon.socket(), ++sessions, flip, &left);
+    const Mutator::Kept more = Attack(daemon.socket(), ++sessions, flip, &left);
+    kept.grads += more.grads;
+    kept.updates += more.updates;
     if (sessions % 16 == 0) witness.Step();
   }
   REQUIRE(witness.Alone());
   CHECK(daemon.SettledDescriptors() == descriptors);
   const uint64_t errors = witness.ProtocolErrors();
-  std::printf("%lld submissions in %llu sessions, %llu protocol errors\n", static_cast<long long>(submissions),
-              static_cast<unsigned long long>(sessions), static_cast<unsigned long long>(errors));
+  std::printf("%lld submissions in %llu sessions, %llu protocol errors; %llu GRADs and %llu UPDATEs with a lent slot\n",
+              static_cast<long long>(submissions), static_cast<unsigned long long>(sessions),
+              static_cast<unsigned long long>(errors), static_cast<unsigned long long>(kept.grads),
+              static_cast<unsigned long long>(kept.updates));
+  CHECK(kept.grads > sessions / 4);  // most is refused, but some is to get far
+  CHECK(kept.updates > 0);
   CHECK(errors > sessions / 4);
   CHECK(witness.Complaint() == "");
 }
