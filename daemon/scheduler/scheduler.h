@@ -317,6 +317,7 @@ class Scheduler {
   void StartWrite(Block& block, Extent extent, uint8_t parts);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);
+  bool CanWrite() const;
   bool FlushOne(Block& victim);
   PathIndex ChooseFlushPath(const Block& block, uint64_t bytes);
   bool HasRoom(PathIndex index, uint64_t bytes) const;

@@ -91,6 +91,14 @@ uint32_t Scheduler::Coming() const {
   return coming;
 }
 
+// Whether any path's queue has room for a write. Most often none has, and then nobody need ask for which.
+bool Scheduler::CanWrite() const {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (MayQueue(i, Direction::kWrite)) return true;
+  }
+  return false;
+}
+
 void Scheduler::PumpFlushes() {
   wake_ns_ = kNever;
   const uint64_t asked = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
@@ -98,9 +106,9 @@ void Scheduler::PumpFlushes() {
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes == 0) most += model_.QueueBlocks(i, Direction::kRead);
   }
-  while (free_.size() + clean_.size() + Coming() < most) {
-    Block* const victim = Victim();
-    if (victim == nullptr || free_.size() + clean_.size() + Coming() >= asked + WantedAhead(victim)) break;
+  for (uint64_t there = 0; (there = free_.size() + clean_.size() + Coming()) < most;) {
+    Block* const victim = CanWrite() ? Victim() : nullptr;
+    if (victim == nullptr || (there >= asked && there >= asked + WantedAhead(victim))) break;
     if (pending_ == 0 && IsGrowing(*victim)) break;
     const int64_t wait_ns = AboutToBeUsed(*victim);
     if (wait_ns > now_ns_) {
@@ -133,9 +141,6 @@ bool Scheduler::FlushInTurn() {
 bool Scheduler::FlushOne(Block& victim) {
   if (StartFlush(victim) || FlushInTurn()) return true;
   if (model_.policy() != Policy::kProportional) return false;
-  bool can = false;
-  for (PathIndex i = 0; i < paths_.size(); ++i) can |= MayQueue(i, Direction::kWrite);
-  if (!can) return false;
   for (auto& [id, session] : sessions_) {
     BlockList& dirty = session->dirty;
     const auto fits = [this](Block& block) { return StartFlush(block); };  // which ends the search: it left the list
