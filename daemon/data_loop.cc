@@ -8,6 +8,7 @@
 #include "daemon/base/check.h"
 #include "daemon/base/client_memory.h"
 #include "daemon/base/clock.h"
+#include "daemon/scheduler/failure.h"
 
 namespace mlpo {
 namespace {
@@ -29,13 +30,6 @@ void Relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
-}
-
-Failure Refusal(int status, std::string text) {
-  Failure failure;
-  failure.status = status;
-  failure.text = std::move(text);
-  return failure;
 }
 
 }  // namespace
@@ -183,7 +177,7 @@ void DataLoop::Accept(LoopSession& session, const Request& request, int64_t now_
   completion.session = request.session;
   completion.user_data = request.submission.user_data;
   completion.subgroup = request.submission.subgroup;
-  completion.failure = Refusal(-ESHUTDOWN, "the daemon is stopping");
+  completion.failure = Fail(-ESHUTDOWN, "the daemon is stopping");
   Complete(completion);
 }
 
@@ -289,8 +283,7 @@ void DataLoop::EndSession(SessionId id) {
 
 void DataLoop::RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files,
                         const Status& status) {
-  Failure failure;
-  if (!status.ok()) failure = Refusal(status.code(), status.message());
+  Failure failure = status.ok() ? Failure() : Fail(status.code(), status.message());
   scheduler_.RoomMade(store, bytes, ticket, std::move(files), std::move(failure), NowNs());
 }
 
@@ -448,8 +441,8 @@ Failure DataLoop::CopySteps(const Op& op, std::vector<Tensor>& tensors) {
   CopyClientMemory(steps.data(), staged, bytes);
   for (size_t i = 0; i < steps.size(); ++i) {
     if (steps[i] >= 0 && steps[i] < kMaxStep) continue;
-    Failure failure = Refusal(-EINVAL, "step " + std::to_string(steps[i]) + " of tensor '" +
-                                           tensors[submission.first + i].name + "' is negative or above 2^53");
+    Failure failure = Fail(-EINVAL, "step " + std::to_string(steps[i]) + " of tensor '" +
+                                        tensors[submission.first + i].name + "' is negative or above 2^53");
     failure.tensor = static_cast<uint32_t>(submission.first + i);
     return failure;
   }

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "daemon/base/check.h"
+#include "daemon/scheduler/failure.h"
 #include "daemon/scheduler/scheduler.h"
 #include "daemon/scheduler/session.h"
 
@@ -18,27 +19,23 @@ namespace mlpo {
 // From a window's first GRAD to the last one's end, from an UPDATE's submission to its end, and as long as the subgroup
 // is torn, the bytes of the slot are the subgroup's.
 Failure Scheduler::CheckLentSlot(const Subgroup& subgroup, uint64_t offset) {
-  Failure failure;
-  if (subgroup.spec.lent == nullptr) return failure;
+  if (subgroup.spec.lent == nullptr) return {};
   if (subgroup.slot) {
-    if (*subgroup.slot == offset) return failure;
-    failure.status = -EINVAL;
-    failure.text = subgroup.Name() + " uses the slot at " + std::to_string(*subgroup.slot) +
-                   " of the lent area, and has to go on with it instead of that at " + std::to_string(offset);
-    return failure;
+    if (*subgroup.slot == offset) return {};
+    return Fail(-EINVAL, subgroup.Name() + " uses the slot at " + std::to_string(*subgroup.slot) +
+                             " of the lent area, and has to go on with it instead of that at " +
+                             std::to_string(offset));
   }
   const auto& slots = subgroup.session->slots;
   auto other = slots.lower_bound(offset);
   const bool behind = other != slots.end() && other->first < offset + subgroup.spec.slot_bytes;
   if (!behind) {
-    if (other == slots.begin()) return failure;
+    if (other == slots.begin()) return {};
     --other;
-    if (other->first + other->second->spec.slot_bytes <= offset) return failure;
+    if (other->first + other->second->spec.slot_bytes <= offset) return {};
   }
-  failure.status = MLPO_E_SLOT_BUSY;
-  failure.text = "the slot at " + std::to_string(offset) + " of the lent area overlaps the one at " +
-                 std::to_string(other->first) + ", which " + other->second->Name() + " uses";
-  return failure;
+  return Fail(MLPO_E_SLOT_BUSY, "the slot at " + std::to_string(offset) + " of the lent area overlaps the one at " +
+                                    std::to_string(other->first) + ", which " + other->second->Name() + " uses");
 }
 
 void Scheduler::TakeLentSlot(Subgroup& subgroup, uint64_t offset) {
@@ -57,7 +54,7 @@ void Scheduler::SettleLentSlot(Subgroup& subgroup) {
 
 // ---- The operation ----
 
-// Statistics are formed at once; blocks are copied when what is in front of it in the queue has ended.
+// Statistics are being formed; blocks are copied when what is in front of it in the queue has ended.
 void Scheduler::QueueGrad(Subgroup& subgroup, std::unique_ptr<Op> op) {
   const mlpo_submission& submission = op->request.submission;
   const uint64_t end = submission.first + submission.count;
@@ -74,16 +71,8 @@ void Scheduler::QueueGrad(Subgroup& subgroup, std::unique_ptr<Op> op) {
   }
   op->sequence = next_sequence_++;
   op->stats_running = true;
-  ++ops_;
-  ++subgroup.session->unanswered;
-  ++subgroup.session->in_flight;
-  ++subgroup.grads_running;
   ++subgroup.grads_queued;
-  ++working_;
-  steps_.GradBegins(subgroup.session->steps, subgroup.steps);
-  Op& queued = *op;
   subgroup.queue.push_back(std::move(op));
-  actions_->StartStats(queued);
   RunQueue(subgroup);
   Pump();
 }
@@ -91,11 +80,7 @@ void Scheduler::QueueGrad(Subgroup& subgroup, std::unique_ptr<Op> op) {
 Failure Scheduler::BeginGrad(Op& op) {
   Subgroup& subgroup = *op.subgroup();
   if (op.stats_running) op.left = op.active = 1;
-  if (op.results != subgroup.window.results()) {  // discarded
-    Failure failure;
-    failure.status = -ECANCELED;
-    return failure;
-  }
+  if (op.results != subgroup.window.results()) return Fail(-ECANCELED, "");  // discarded: AnswerGrad says so
   std::vector<Block*> wanted;
   for (uint32_t i = op.first_block; i < op.end_block; ++i) {
     Block& block = subgroup.blocks[i];
@@ -144,9 +129,7 @@ void Scheduler::ClearWindow(Subgroup& subgroup) {
   for (Block& block : subgroup.blocks) DropGradient(block);
   Op* front = subgroup.queue.empty() ? nullptr : subgroup.queue.front().get();
   if (front == nullptr || front->kind() != MLPO_OP_GRAD) return;
-  Failure discarded;
-  discarded.status = -ECANCELED;
-  FailOp(*front, std::move(discarded));
+  FailOp(*front, Fail(-ECANCELED, ""));
   if (front->active == 0) Advance(subgroup);
 }
 

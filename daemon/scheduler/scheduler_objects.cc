@@ -4,19 +4,13 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/scheduler/failure.h"
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/scheduler.h"
 #include "proto/abi.h"
 
 namespace mlpo {
 namespace {
-
-Failure Fail(int status, std::string text) {
-  Failure failure;
-  failure.status = status;
-  failure.text = std::move(text);
-  return failure;
-}
 
 // A name as a message can have it: names are any bytes, and a message is short.
 std::string Shown(const std::string& name) {

@@ -4,18 +4,12 @@
 #include <cstring>
 
 #include "daemon/base/check.h"
+#include "daemon/scheduler/failure.h"
 #include "daemon/scheduler/scheduler.h"
 #include "daemon/scheduler/session.h"
 
 namespace mlpo {
 namespace {
-
-Failure Fail(int status, std::string text) {
-  Failure failure;
-  failure.status = status;
-  failure.text = std::move(text);
-  return failure;
-}
 
 // What everything that changes a window or uses a gradient is refused with.
 Failure CheckSlot(const Subgroup& subgroup) {
@@ -97,17 +91,16 @@ void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   op->session = subgroup.session;
   op->owner = &subgroup;
   op->results = subgroup.window.results();
-  if (subgroup.spec.kept_as) return QueueGrad(subgroup, std::move(op));
   ++ops_;
   ++subgroup.session->unanswered;
   ++subgroup.session->in_flight;
   ++subgroup.grads_running;
   ++working_;
-  Op* started = op.get();
-  subgroup.grads.push_back(std::move(op));
   steps_.GradBegins(subgroup.session->steps, subgroup.steps);
   if (subgroup.window_ns == 0) subgroup.window_ns = now_ns_;
-  actions_->StartStats(*started);
+  actions_->StartStats(*op);
+  if (subgroup.spec.kept_as) return QueueGrad(subgroup, std::move(op));
+  subgroup.grads.push_back(std::move(op));
 }
 
 void Scheduler::StatsDone(Op* op, int64_t now_ns) {

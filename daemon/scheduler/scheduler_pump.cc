@@ -5,6 +5,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/clock.h"
+#include "daemon/scheduler/failure.h"
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/scheduler.h"
 #include "daemon/scheduler/session.h"
@@ -363,15 +364,15 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
       LeaveLists(block);  // not ahead of use again: who needs it tries
     }
     if (op == nullptr) return;
-    Failure failure;
-    failure.status = MLPO_E_IO;
+    const PathIndex from = in_flight.extent.path;
+    Failure failure =
+        Fail(MLPO_E_IO, "reading block " + std::to_string(block.index) + " of " + block.owner->Name() + " from path '" +
+                            options_.path_names[from] + "': " + std::generic_category().message(result.error));
     failure.os_errno = result.error;
     failure.block = block.index;
-    failure.path = in_flight.extent.path;
+    failure.path = from;
     failure.first = block.first;
     failure.count = block.count;
-    failure.text = "reading block " + std::to_string(block.index) + " of " + block.owner->Name() + " from path '" +
-                   options_.path_names[failure.path] + "': " + std::generic_category().message(result.error);
     FailOp(*op, std::move(failure));
     return BlockDone(*op);
   }
@@ -524,10 +525,9 @@ void Scheduler::FailStuck() {
     for (const auto& [pointer, object] : static_cast<ObjectStore&>(*session).objects) look(*object);
   }
   for (BlockOwner* owner : waiting) {
-    Failure failure;
-    failure.status = full && owner->object() != nullptr ? -ENOSPC : MLPO_E_IO;
+    Failure failure = Fail(full && owner->object() != nullptr ? -ENOSPC : MLPO_E_IO,
+                           "no path can take a block, so no buffer becomes free: " + reasons);
     failure.os_errno = paths_.front().write_error;
-    failure.text = "no path can take a block, so no buffer becomes free: " + reasons;
     Op& op = *owner->queue.front();
     FailOp(op, std::move(failure));
     if (op.active == 0) Advance(*owner);

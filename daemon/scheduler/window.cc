@@ -2,18 +2,17 @@
 
 #include <algorithm>
 
+#include "daemon/scheduler/failure.h"
 #include "proto/abi.h"
 
 namespace mlpo {
 namespace {
 
 Failure CoverageFailure(uint32_t tensor, uint64_t first, uint64_t count, std::string text) {
-  Failure failure;
-  failure.status = MLPO_E_COVERAGE;
+  Failure failure = Fail(MLPO_E_COVERAGE, std::move(text));
   failure.tensor = tensor;
   failure.first = first;
   failure.count = count;
-  failure.text = std::move(text);
   return failure;
 }
 

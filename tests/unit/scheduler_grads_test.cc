@@ -126,6 +126,22 @@ TEST_CASE("KeptGradients.AnyNumberOfBuffersAndPaths") {
   }
 }
 
+TEST_CASE("KeptGradients.TheirWindowsAreTraced") {
+  for (const bool kept : {false, true}) {
+    FakeTier tier(Options(40, 1), {{1e9, 1e9}});
+    tier.AddSubgroup(1, 1, {4 * kBlock}, kept ? std::optional(MLPO_FLOAT32) : std::nullopt);
+    tier.scheduler().StartTrace(tier.now_ns());
+    for (uint32_t epoch = 1; epoch <= 3; ++epoch) Step(tier, 1, epoch);
+    const Trace trace = tier.scheduler().StopTrace(tier.now_ns());
+    int windows = 0;
+    for (const TraceRecord& record : trace.records) {
+      windows += record.kind == TraceKind::kWindow && record.end_ns > record.begin_ns;
+    }
+    CAPTURE(kept);
+    CHECK(windows == 3);
+  }
+}
+
 // Its blocks' gradients wait for it in at most its share of the pool; who has nothing there is not held up.
 TEST_CASE("KeptGradients.AHungPathDoesNotTakeThePool") {
   FakeTier tier(Options(12, 2), {{1e9, 1e9}, {1e9, 1e9}});
