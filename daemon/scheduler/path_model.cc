@@ -9,9 +9,10 @@
 namespace mlpo {
 namespace {
 
-// Without measurement: a path has in flight what it moves in this time, while it is told of the next, and three blocks:
-// throttles and many devices give time in intervals, in which two may end together. More only takes buffers from the
-// cache.
+// Blocks in flight, at least: throttles and many devices give time in intervals, in which two may end together. More
+// than needed only takes buffers from the cache.
+constexpr uint32_t kMinQueueBlocks = 3;
+// Without measurement, what a path moves in this time, while it is told of the next, comes to them.
 constexpr double kQueueSeconds = 0.005;
 constexpr uint32_t kDefaultQueueBlocks = 4;  // at most, without measurement
 // The other direction had something in flight for less of the time: it did not matter.
@@ -29,14 +30,14 @@ double Mean(double a, double b) { return (a + b) / 2; }
 
 bool Near(double a, double b) { return std::abs(a / b - 1) <= PathModel::kDeadBand; }
 
-// Of whole blocks in flight, from what was measured or else from the speed; two at least, so that the next one waits
-// already.
+// Of whole blocks in flight: what was measured, and one that waits already, or else by the speed.
 uint32_t QueueBlocksFor(uint64_t depth_bytes, double bytes_per_s, uint64_t block_bytes) {
   const double block = static_cast<double>(block_bytes);
-  if (depth_bytes > 0)
-    return static_cast<uint32_t>(std::max<uint64_t>(2, (depth_bytes + block_bytes / 2) / block_bytes));
+  if (depth_bytes > 0) {
+    return std::max(kMinQueueBlocks, static_cast<uint32_t>((depth_bytes + block_bytes / 2) / block_bytes) + 1);
+  }
   if (bytes_per_s <= 0) return kDefaultQueueBlocks;
-  const double blocks = 3 + bytes_per_s * kQueueSeconds / block;
+  const double blocks = kMinQueueBlocks + bytes_per_s * kQueueSeconds / block;
   return static_cast<uint32_t>(std::min<double>(blocks, kDefaultQueueBlocks));
 }
 
@@ -149,13 +150,11 @@ void PathModel::Settle() {
     for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
       Flow& flow = path.flows[static_cast<size_t>(direction)];
       const bool reads = direction == Direction::kRead;
-      const uint64_t depth = reads ? path.known.read_depth_bytes : path.known.write_depth_bytes;
-      const uint32_t blocks = QueueBlocksFor(depth, Speed(path.known, direction), options_.block_bytes);
+      const uint32_t blocks = QueueBlocksFor(reads ? path.known.read_depth_bytes : path.known.write_depth_bytes,
+                                             Speed(path.known, direction), options_.block_bytes);
       flow.queue_blocks = std::min(options_.queue_blocks > 0 ? options_.queue_blocks : blocks, path_blocks_);
-      // One less than the queue: a block that has just ended may be replaced a moment later. Without measurement one
-      // less again, as the queue is for intervals in which two end.
-      const uint32_t slack = depth > 0 ? 1 : 2;
-      flow.busy_blocks = std::max(slack + 1, std::min(blocks, flow.queue_blocks)) - slack;
+      // Two less than the queue, one of which only waits: a block that has just ended may be replaced a moment later.
+      flow.busy_blocks = std::max(3u, std::min(blocks, flow.queue_blocks)) - 2;
     }
   }
 }
