@@ -311,6 +311,7 @@ class Scheduler {
   Block* NextAhead(PathIndex path) const;
   Block* Victim() const;
   int64_t NextUse(const Block& block) const;
+  int64_t NextUse(const Session& session, int64_t used_ns) const;
   int64_t AboutToBeUsed(const Block& block) const;
   PathIndex ChooseReadPath();
   void Move(Block& block, Direction direction, Extent extent, uint8_t parts);

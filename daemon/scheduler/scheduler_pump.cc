@@ -411,10 +411,12 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
 
 // When a block will be wanted, as far as can be foreseen: as long after its last use as its session's steps take.
 // Never, if that is long past, if its session has not made two steps, or if the order takes no account of it.
-int64_t Scheduler::NextUse(const Block& block) const {
+int64_t Scheduler::NextUse(const Block& block) const { return NextUse(*block.owner->session, block.used_ns); }
+
+int64_t Scheduler::NextUse(const Session& session, int64_t used_ns) const {
   if (options_.order != Order::kAdaptive) return kNever;
-  const int64_t period_ns = block.owner->session->period_ns;
-  const int64_t next_ns = block.used_ns + period_ns;
+  const int64_t period_ns = session.period_ns;
+  const int64_t next_ns = used_ns + period_ns;
   return period_ns == 0 || now_ns_ > next_ns + period_ns ? kNever : next_ns;
 }
 
@@ -439,7 +441,7 @@ Block* Scheduler::Victim() const {
   for (Session* const session : all_sessions_) {
     if (session->dirty.empty()) continue;
     Block& last = session->dirty.back();
-    const std::pair<int64_t, int64_t> use(NextUse(last), last.used_ns);
+    const std::pair<int64_t, int64_t> use(NextUse(*session, last.used_ns), last.used_ns);
     if (victim != nullptr && use <= farthest) continue;
     victim = &last;
     farthest = use;
@@ -455,7 +457,7 @@ Block* Scheduler::NextAhead(PathIndex path) const {
     BlockList& away = session->away[path];
     while (!away.empty() && away.front().epoch + 1 < session->epoch) away.pop_front();  // was not in the last step
     if (session->ending || away.empty()) continue;
-    const int64_t use_ns = NextUse(away.front());
+    const int64_t use_ns = NextUse(*session, away.front().used_ns);
     if (use_ns >= first_ns) continue;
     next = &away.front();
     first_ns = use_ns;
