@@ -286,11 +286,13 @@ void Scheduler::LineUp(Op& op, const std::vector<Block*>& blocks) {
 }
 
 // Wants the blocks that are next in line: as many as keep the paths busy wait for a buffer, so that what is in memory
-// waits, too, until those before it have one.
+// waits, too, until those before it have one. A path that hangs holds up none but its own.
 void Scheduler::WantNext() {
   if (options_.order == Order::kAdaptive) return;
   for (auto& [id, session] : sessions_) {
-    while (!session->line.empty() && session->share.waiting_blocks < low_water_) {
+    uint64_t most = low_water_;
+    for (PathIndex i = 0; i < paths_.size(); ++i) most += IsHanging(i) ? session->pending[i].size() : 0;
+    while (!session->line.empty() && session->share.waiting_blocks < most) {
       const InLine next = session->line.extract(session->line.begin()).value();
       WantBlock(*next.op, next.op->owner->blocks[static_cast<size_t>(std::abs(next.index))]);
     }
