@@ -23,8 +23,14 @@ constexpr double kMinDuplex = 0.5;
 constexpr double kMaxDuplex = 2;
 // d from which the directions are taken to share the path's time rather than to be independent.
 constexpr double kDisturbed = 0.75;
+// While nothing is in flight caches empty and throttles save up, for so long: what comes next is fast for it.
+constexpr int64_t kSavedNs = 100'000'000;
+// With pauses of more than this part of the time, a direction that limits its path may have too little to do: more will
+// show whether it can do it, and is given bit by bit.
+constexpr double kSparse = 0.3;
+constexpr double kBit = 0.2;
 // Transfers of less than this part of a block say more about latency than about bandwidth.
-constexpr uint64_t kSmallPart = 4;
+constexpr uint64_t kSmallPart = 2;
 
 double Mean(double a, double b) { return (a + b) / 2; }
 
@@ -43,6 +49,14 @@ uint32_t QueueBlocksFor(uint64_t depth_bytes, double bytes_per_s, uint64_t block
 
 double& Speed(PathParameters& path, Direction direction) {
   return direction == Direction::kRead ? path.read_bytes_per_s : path.write_bytes_per_s;
+}
+
+// Whether a path would be worth more if this direction were faster.
+bool Limits(const PathParameters& path, Direction direction) {
+  const double r = 1 / path.read_bytes_per_s;
+  const double w = 1 / path.write_bytes_per_s;
+  const double mine = direction == Direction::kRead ? r : w;
+  return std::max(mine, path.duplex * (r + w)) >= std::max(r, w) * (1 - PathModel::kDeadBand);
 }
 
 // What the policy goes by; 0: not known.
@@ -125,7 +139,7 @@ void PathModel::SetPath(PathIndex index, const PathParameters& parameters) {
   path.mix_learned = false;
   for (Flow& flow : path.flows) {
     flow.queue = flow.any = NewWindow();
-    flow.mixed_cost = 0;
+    flow.mixed_cost = {};
   }
   std::vector<PathParameters> all;
   for (const State& each : paths_) all.push_back(each.known);
@@ -229,7 +243,12 @@ void PathModel::Started(PathIndex index, Direction direction, int64_t now_ns) {
   State& path = paths_[index];
   Flow& flow = path.flows[static_cast<size_t>(direction)];
   const Mark now = Now(path, now_ns);
-  if (flow.in_flight++ == 0) flow.started = now;
+  if (flow.in_flight++ == 0) {
+    flow.started = now;
+    const int64_t saved_ns = std::min(now_ns - flow.ended.at_ns, kSavedNs);
+    flow.queue.saved_ns += saved_ns;
+    flow.any.saved_ns += saved_ns;
+  }
   if (!flow.queued && flow.in_flight >= flow.busy_blocks) {
     flow.queued = true;
     flow.queued_since = now;
@@ -276,15 +295,20 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
 bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, bool queued) {
   if (window.blocks < kWindowBlocks || window.busy_ns < window.length_ns) return false;
   const double busy = static_cast<double>(window.busy_ns);
-  const double cost = busy / kNsPerS / static_cast<double>(window.bytes);
+  const double bytes = static_cast<double>(window.bytes);
+  const auto saved = static_cast<double>(window.saved_ns);
+  Cost cost{busy / kNsPerS / bytes, (busy + saved) / kNsPerS / bytes};
+  if (saved > kSparse * busy && Limits(path.known, direction)) {
+    cost.most = std::clamp((1 - kBit) / Speed(path.known, direction), cost.least, cost.most);
+  }
   const double shared = static_cast<double>(window.shared_ns) / busy;
   window = NewWindow();
   path.flows[static_cast<size_t>(direction)].hung = false;
   bool learned = false;
   if (queued) {
     learned = Learn(path, direction, cost, shared);
-  } else if (double& speed = Speed(path.known, direction); speed <= 0 || cost * speed < 1 - kDeadBand) {
-    speed = speed <= 0 ? 1 / cost : 1 / Mean(1 / speed, cost);
+  } else if (double& speed = Speed(path.known, direction); speed <= 0 || cost.most * speed < 1 - kDeadBand) {
+    speed = speed <= 0 ? 1 / cost.least : 1 / Mean(1 / speed, cost.most);
     learned = true;
   }
   if (!learned) return false;
@@ -293,28 +317,29 @@ bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, boo
   return true;
 }
 
-// `cost`: seconds a byte of one direction, of which `shared` with the other one. Whether anything changed.
-bool PathModel::Learn(State& path, Direction direction, double cost, double shared) {
+// `cost`: of one direction, of which `shared` with the other one. Whether anything changed.
+bool PathModel::Learn(State& path, Direction direction, Cost cost, double shared) {
   PathParameters& known = path.known;
   double& speed = Speed(known, direction);
   if (speed <= 0) {
-    speed = 1 / cost;
+    speed = 1 / cost.least;
     return true;
   }
   if (shared <= kAlone || (path.duplex_settled && known.duplex <= kFullDuplex)) {
-    if (Near(cost, 1 / speed)) return false;
+    const double seen = cost.Nearest(1 / speed);
+    if (Near(seen, 1 / speed)) return false;
     const auto alone = [&] { return 1 / known.read_bytes_per_s + 1 / known.write_bytes_per_s; };
     const double mix = path.mix_learned ? known.duplex * alone() : 0;  // which this window says nothing about
-    speed = 1 / Mean(1 / speed, cost);
+    speed = 1 / Mean(1 / speed, seen);
     if (mix > 0) known.duplex = std::clamp(mix / alone(), kMinDuplex, kMaxDuplex);
     return true;
   }
   Flow& flow = path.flows[static_cast<size_t>(direction)];
   flow.mixed_cost = cost;
   flow.mixed_shared = shared;
-  if (path.flows[0].mixed_cost <= 0 || path.flows[1].mixed_cost <= 0) return false;
+  if (path.flows[0].mixed_cost.least <= 0 || path.flows[1].mixed_cost.least <= 0) return false;
   const bool learned = LearnMix(path);
-  for (Flow& each : path.flows) each.mixed_cost = 0;
+  for (Flow& each : path.flows) each.mixed_cost = {};
   return learned;
 }
 
@@ -326,12 +351,14 @@ bool PathModel::LearnMix(State& path) {
   double r = 1 / known.read_bytes_per_s;
   double w = 1 / known.write_bytes_per_s;
   const double believed = std::max({r, w, known.duplex * (r + w)});
-  double cost = std::max(read.mixed_cost, write.mixed_cost);  // of a byte read and a byte written
+  const Cost slower{std::max(read.mixed_cost.least, write.mixed_cost.least),
+                    std::max(read.mixed_cost.most, write.mixed_cost.most)};
+  double cost = slower.Nearest(believed);  // of a byte read and a byte written
   if (known.duplex > kDisturbed) {
     // In a second that both shared, each direction was busy 1/shared seconds, and the path one less than their sum.
     const double read_s = 1 / read.mixed_shared;
     const double write_s = 1 / write.mixed_shared;
-    const double alone_s = read_s / read.mixed_cost * r + write_s / write.mixed_cost * w;
+    const double alone_s = read_s / read.mixed_cost.least * r + write_s / write.mixed_cost.least * w;
     cost = (read_s + write_s - 1) / alone_s * (r + w);
   }
   if (Near(cost, believed)) {

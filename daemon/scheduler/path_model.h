@@ -13,12 +13,14 @@
 // kWindowBlocks. If the other direction was idle it teaches r or w; if not, the two directions' windows together teach
 // what the mix takes, which is d. Where d is known (declared or measured), full duplex means that each window teaches
 // its own direction, and otherwise the mix scales both. With less queued, a window may raise r or w, never lower them.
-// What is averaged is time per byte, with gain 1/2, and a dead band of 2 % moves nothing. A path that hung is not slow:
-// a window in which it did is dropped, but not the one after it, too.
+// After a pause a path is fast for a moment: a window lowers a speed by what it shows without its pauses, and raises it
+// by what it shows with them. What is averaged is time per byte, with gain 1/2, and a dead band of 2 % moves nothing. A
+// path that hung is not slow: a window in which it did is dropped, but not the one after it, too.
 //
 // Owner: the data thread. No system calls; time is an argument.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <limits>
@@ -121,8 +123,15 @@ class PathModel {
     uint64_t bytes = 0;
     int64_t busy_ns = 0;
     int64_t shared_ns = 0;  // of it, while the other direction had something in flight
+    int64_t saved_ns = 0;   // of the pauses between
     uint32_t blocks = 0;
     int64_t length_ns = 0;  // when it is enough
+  };
+  // Seconds a byte, at the least and at the most: with pauses not counted, and counted.
+  struct Cost {
+    double least = 0;
+    double most = 0;
+    double Nearest(double believed) const { return std::clamp(believed, least, most); }
   };
   struct Flow {  // one direction of a path
     uint32_t queue_blocks = 1;
@@ -136,7 +145,7 @@ class PathModel {
     Window queue;       // while busy_blocks were in flight
     Window any;         // while one was
     // Of its last window that shared the path with the other direction; no cost: taken.
-    double mixed_cost = 0;    // seconds a byte
+    Cost mixed_cost;
     double mixed_shared = 0;  // part of the time that was shared
   };
   struct State {
@@ -159,7 +168,7 @@ class PathModel {
   Window NewWindow();
   static void Add(Window& window, Mark from, Mark to, uint64_t bytes);
   bool MaybeLearn(State& path, Direction direction, Window& window, bool queued);
-  bool Learn(State& path, Direction direction, double cost, double shared);
+  bool Learn(State& path, Direction direction, Cost cost, double shared);
   bool LearnMix(State& path);
   void Settle();
   static void SetHang(State& path);

@@ -232,6 +232,27 @@ TEST_CASE("PathModel.LearnsAPathThatNothingIsKnownOf") {
   }
 }
 
+// A throttle, or a cache, that has saved up while nothing was asked of it gives a block at once.
+TEST_CASE("PathModel.WhatAPathSavedUpInAPauseIsNotItsSpeed") {
+  for (const bool limits : {false, true}) {
+    PathModel model = MakeModel({Known(345e6, limits ? 690e6 : 265e6, 0.5, true)});
+    int64_t now_ns = 1'000'000'000;
+    const auto read = [&](int64_t pause_ns, int64_t takes_ns) {
+      model.Started(0, Direction::kRead, now_ns += pause_ns);
+      model.Ended(0, Direction::kRead, kBlockBytes, true, now_ns += takes_ns);
+    };
+    // 15 ms a block where 36 are needed; in all, what the path can do.
+    for (int i = 0; i < 200; ++i) read(21'500'000, 15'000'000);
+    // It is faster only if more speed is of use, and then more to do shows what is true.
+    if (!limits) CHECK(model.path(0).read_bytes_per_s == 345e6);
+    for (int i = 0; i < 200; ++i) read(0, 36'500'000);
+    CHECK(model.path(0).read_bytes_per_s == Approx(345e6).epsilon(0.03));
+    // Without pauses it is speed.
+    for (int i = 0; i < 400; ++i) read(0, 15'000'000);
+    CHECK(model.path(0).read_bytes_per_s == Approx(static_cast<double>(kBlockBytes) / 0.015).epsilon(0.03));
+  }
+}
+
 TEST_CASE("PathModel.TooLittleInFlightRaisesAndNeverLowers") {
   // 20 GB/s with 20 ms of latency, as a parallel file system: one block at a time shows 600 MB/s.
   PathParameters pfs = Known(20e9, 20e9, 0.5, true);
