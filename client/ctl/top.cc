@@ -188,7 +188,13 @@ int Top(const Question& question, const TopOptions& options) {
   sigemptyset(&action.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&action.sa_mask, signal);
   action.sa_handler = End;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaction(signal, &action, nullptr);
+  const sigset_t ends = action.sa_mask;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction was {};
+    ::sigaction(signal, nullptr, &was);
+    if (options.once || (signal == SIGHUP && was.sa_handler == SIG_IGN)) continue;  // --once: no frame is no success
+    ::sigaction(signal, &action, nullptr);
+  }
   // These are let in while we wait only, so that none comes between a look at `caught` and the wait.
   sigset_t ours;
   sigemptyset(&ours);
@@ -216,6 +222,7 @@ int Top(const Question& question, const TopOptions& options) {
                    why.c_str());
       return code == 0 ? kFailed : Unreachable(code);
     }
+    if (plain) ::sigprocmask(SIG_BLOCK, &ends, nullptr);  // no half frames
     if (question.json) {
       std::printf("%s\n", raw.c_str());
     } else if (plain) {
@@ -225,6 +232,7 @@ int Top(const Question& question, const TopOptions& options) {
       screen->Show(Frame(status, before));
     }
     if (std::fflush(stdout) != 0) return kFailed;
+    if (plain) ::sigprocmask(SIG_UNBLOCK, &ends, nullptr);
     before = std::move(status);
     if (options.once || !Pause(screen ? &*screen : nullptr, options.interval_s)) return kFine;
   }

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <nlohmann/json.hpp>
@@ -77,8 +78,8 @@ class BlockSignals {
   sigset_t before_{};
 };
 
-// The file under another name until it is whole. What is there and is no file (a device, a pipe, a link) is written to
-// as it is: renaming would put a file in its place.
+// The file under another name until it is whole; what a link leads to, not the link. What is there and is no file (a
+// device, a pipe) is written to as it is: renaming would put a file in its place.
 class Output {
  public:
   explicit Output(const std::string& name) : name_(name), aside_(name + "." + std::to_string(::getpid()) + ".new") {}
@@ -93,6 +94,13 @@ class Output {
   bool Open() {
     if (name_ == "-") return true;
     struct stat there {};
+    if (::stat(name_.c_str(), &there) == 0 && S_ISREG(there.st_mode)) {
+      if (char* target = ::realpath(name_.c_str(), nullptr)) {
+        name_ = target;
+        aside_ = name_ + "." + std::to_string(::getpid()) + ".new";
+        std::free(target);
+      }
+    }
     if (::lstat(name_.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
       file_ = std::fopen(name_.c_str(), "we");
       return file_ != nullptr;
@@ -126,8 +134,8 @@ class Output {
     half_written = nullptr;
   }
 
-  const std::string name_;
-  const std::string aside_;
+  std::string name_;
+  std::string aside_;
   std::FILE* file_ = nullptr;
 };
 

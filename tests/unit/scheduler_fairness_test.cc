@@ -37,7 +37,7 @@ TEST_CASE("Fairness.RanksOfDifferentSizesEndTogether") {
     const SimulatedResult result = SimulateTraining(training);
     CAPTURE(buffers, result.problem);
     REQUIRE(result.finished);
-CHECK(MakespanShare(training, result) >= 0.95);
+    CHECK(MakespanShare(training, result) >= 0.95);
     // The cache may hold much of the small one, so that it has little left; it never ends last by much.
     for (size_t step = 2; step < training.steps; ++step) {
       CHECK(result.step_ends_s[0][step] < result.step_ends_s[1][step] + 0.05 * result.period_s);
@@ -60,7 +60,7 @@ TEST_CASE("Fairness.ARankThatIsHalfAStepLateCostsNothing") {
     const SimulatedResult result = SimulateTraining(training);
     CAPTURE(buffers, result.problem);
     REQUIRE(result.finished);
-CHECK(MakespanShare(training, result) >= 0.95);
+    CHECK(MakespanShare(training, result) >= 0.95);
   }
 }
 
@@ -72,7 +72,7 @@ TEST_CASE("Fairness.RanksOfDifferentSizesHalfAStepApart") {
       const SimulatedResult result = SimulateTraining(training);
       CAPTURE(buffers, late, result.problem, MakespanShare(training, result));
       REQUIRE(result.finished);
-CHECK(MakespanShare(training, result) >= 0.95);
+      CHECK(MakespanShare(training, result) >= 0.95);
     }
   }
 }
