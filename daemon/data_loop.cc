@@ -209,7 +209,8 @@ void DataLoop::Sleep() {
     epoll_event events[64];
     const bool busy = !scheduler_.idle() || calibration_ || draining_;
     const int64_t wake_ms = std::max<int64_t>(0, (scheduler_.wake_ns() - NowNs()) / kNsPerMs + 1);
-    const auto sleep_ms = static_cast<int>(std::min<int64_t>(wake_ms, busy ? kBusySleepMs : kIdleSleepMs));
+    const int backstop_ms = busy ? kBusySleepMs : kIdleSleepMs;
+    const auto sleep_ms = static_cast<int>(std::min<int64_t>(wake_ms, backstop_ms));
     const int count = ::epoll_wait(epoll_.get(), events, 64, sleep_ms);
     MLPO_CHECK(count >= 0 || errno == EINTR);
     // A producer may ring after its message was taken. Turn() looks at every queue before we sleep again.
@@ -218,7 +219,7 @@ void DataLoop::Sleep() {
       if (events[i].data.fd == parts_.transfers->event_fd()) parts_.transfers->ClearEvent();
       if (events[i].data.fd == parts_.done_jobs->event_fd()) parts_.done_jobs->ClearEvent();
     }
-    if (count == 0) {
+    if (count == 0 && sleep_ms == backstop_ms) {  // else the scheduler's time has come, and a ring may be on its way
       for (auto& [id, session] : sessions_) lost_wakeups_ += RingHasWork(*session);
     }
   }

@@ -13,9 +13,10 @@
 // kWindowBlocks. If the other direction was idle it teaches r or w; if not, the two directions' windows together teach
 // what the mix takes, which is d. Where d is known (declared or measured), full duplex means that each window teaches
 // its own direction, and otherwise the mix scales both. With less queued, a window may raise r or w, never lower them.
-// After a pause a path is fast for a moment: a window lowers a speed by what it shows without its pauses, and raises it
-// by what it shows with them. What is averaged is time per byte, with gain 1/2, and a dead band of 2 % moves nothing. A
-// path that hung is not slow: a window in which it did is dropped, but not the one after it, too.
+// After a pause a path is fast for a moment: a window of one direction lowers its speed by what it shows without its
+// pauses, and raises it by what it shows with them. What is averaged is time per byte, with gain 1/2, and a dead band
+// of 2 % moves nothing. A path that hung is not slow: a window in which it did is dropped, but not the one after it,
+// too.
 //
 // Owner: the data thread. No system calls; time is an argument.
 #pragma once

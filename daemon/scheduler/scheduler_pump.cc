@@ -270,7 +270,7 @@ Session* Scheduler::Reader(PathIndex path) {
 }
 
 // Among paths that may take a read, the one for which what is left of the step takes longest: its waiting reads, and
-// its share of the writes that make room for them. kNone if none waits. For each path that has still more to do, and
+// its share of the writes that make room for them. kNone if none waits. For each path that has still more to read, and
 // whose queue is full just now, a buffer is kept back: else those that are ahead take them all, and the slowest is read
 // alone at the end.
 PathIndex Scheduler::ChooseReadPath() {
@@ -282,7 +282,8 @@ PathIndex Scheduler::ChooseReadPath() {
   const auto seconds = [&](PathIndex i) {
     const auto reads = static_cast<double>(paths_[i].pending_bytes);
     const double stays = static_cast<double>(paths_[i].extent_bytes) - reads;
-    return model_.Seconds(i, reads, std::clamp(model_.share(i) * extents - stays, 0.0, written));
+    const double most = HasRoom(i, BufferBytes(options_.block_elements)) ? written : 0;
+    return model_.Seconds(i, reads, std::clamp(model_.share(i) * extents - stays, 0.0, most));
   };
   PathIndex best = kNone;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
@@ -293,7 +294,7 @@ PathIndex Scheduler::ChooseReadPath() {
   if (best == kNone || Coming() == 0) return best;
   size_t kept_back = 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    kept_back += seconds(i) > seconds(best) && !IsSuspect(paths_[i]) && !IsHanging(i);
+    kept_back += paths_[i].pending_bytes > 0 && seconds(i) > seconds(best) && !IsSuspect(paths_[i]) && !IsHanging(i);
   }
   return free_.size() + clean_.size() > kept_back ? best : kNone;
 }
