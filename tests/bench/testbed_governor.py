@@ -13,8 +13,8 @@ from typing import NoReturn
 PROFILE, GROUP, DEVICE = sys.argv[1:4]
 READ, WRITE = int(sys.argv[4]), int(sys.argv[5])
 LOOK_S = 0.02
-# Longer than the kernel's throttle lets a busy direction wait (0.1 s), and each change of a limit gives it a start: if it were taken
-# for idle then, both together would have more than the device.
+# Longer than the kernel's throttle lets a busy direction wait (0.1 s), and each change of a limit gives it a start: if
+# it were taken for idle then, both together would have more than the device.
 IDLE_AFTER_LOOKS = 10
 
 
