@@ -179,11 +179,11 @@ uint32_t PathModel::QueueBlocks(Direction direction) const {
   return blocks;
 }
 
-double PathModel::Seconds(PathIndex index, double read_bytes, double write_bytes) const {
+double PathModel::ReadSeconds(PathIndex index, double read_bytes, double write_bytes) const {
   const State& path = paths_[index];
   const double read_s = read_bytes * path.read_cost;
   const double write_s = write_bytes * path.write_cost;
-  return std::max({read_s, write_s, path.known.duplex * (read_s + write_s)});
+  return std::max(read_s, path.known.duplex * (read_s + write_s));
 }
 
 const std::vector<double>& PathModel::Targets(double total_bytes, const std::vector<double>& room_bytes) {

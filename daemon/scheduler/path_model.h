@@ -94,8 +94,8 @@ class PathModel {
   const PathParameters& path(PathIndex path) const { return paths_[path].known; }
   double worth(PathIndex path) const { return paths_[path].worth; }
   double share(PathIndex path) const { return shares_[path]; }
-  // What it takes to read and write so much, for comparison between paths.
-  double Seconds(PathIndex path, double read_bytes, double write_bytes) const;
+  // How long reading takes, for comparison between paths, while so much is written that may hinder it.
+  double ReadSeconds(PathIndex path, double read_bytes, double write_bytes) const;
   Policy policy() const { return options_.policy; }
   // Blocks that may be in flight in one direction, at least 1.
   uint32_t QueueBlocks(PathIndex path, Direction direction) const { return flow(path, direction).queue_blocks; }

@@ -269,10 +269,9 @@ Session* Scheduler::Reader(PathIndex path) {
   return can ? holder : nullptr;
 }
 
-// Among paths that may take a read, the one for which what is left of the step takes longest: its waiting reads, and
-// its share of the writes that make room for them. kNone if none waits. For each path that has still more to read, and
-// whose queue is full just now, a buffer is kept back: else those that are ahead take them all, and the slowest is read
-// alone at the end.
+// Among paths that may take a read, the one whose waiting reads take longest, with its share of the writes that make
+// room for them. kNone if none waits. For each path that has still more to read, and whose queue is full just now, a
+// buffer is kept back: else those that are ahead take them all, and the slowest is read alone at the end.
 PathIndex Scheduler::ChooseReadPath() {
   double extents = 0;
   for (const PathState& path : paths_) extents += static_cast<double>(path.extent_bytes);
@@ -283,7 +282,7 @@ PathIndex Scheduler::ChooseReadPath() {
     const auto reads = static_cast<double>(paths_[i].pending_bytes);
     const double stays = static_cast<double>(paths_[i].extent_bytes) - reads;
     const double most = HasRoom(i, BufferBytes(options_.block_elements)) ? written : 0;
-    return model_.Seconds(i, reads, std::clamp(model_.share(i) * extents - stays, 0.0, most));
+    return model_.ReadSeconds(i, reads, std::clamp(model_.share(i) * extents - stays, 0.0, most));
   };
   PathIndex best = kNone;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
