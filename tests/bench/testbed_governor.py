@@ -2,8 +2,8 @@
 
 Arguments: profile, cgroup, device as MAJOR:MINOR, read and write limit in bytes a second.
 half: while both directions are busy they share the device's time by bytes. The kernel's throttle gives a direction that
-begins anew what it may move in 0.1 s, and each change of a limit is such a beginning; so what they move is counted, too,
-and what is ahead of the device's time is slower until it is not.
+begins anew what it may move in 0.1 s, and each change of a limit is such a beginning; so what they move is counted,
+too, and what is ahead of the device's time is slower until it is not.
 jitter: a tenth of the speed for half a second every few seconds, the same ones in every run.
 """
 
