@@ -17,6 +17,7 @@
 #include <string>
 
 #include "client/ctl/answer.h"
+#include "client/ctl/endings.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/table.h"
 #include "mlpo/client.h"
@@ -184,20 +185,11 @@ int Top(const Question& question, const TopOptions& options) {
   const char* term = std::getenv("TERM");
   const bool plain = question.json || options.once || ::isatty(STDOUT_FILENO) == 0 || term == nullptr ||
                      std::strcmp(term, "dumb") == 0 || *term == 0;
-  struct sigaction action {};
-  sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&action.sa_mask, signal);
-  action.sa_handler = End;
-  const sigset_t ends = action.sa_mask;
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction was {};
-    ::sigaction(signal, nullptr, &was);
-    if (options.once || (signal == SIGHUP && was.sa_handler == SIG_IGN)) continue;  // --once: no frame is no success
-    ::sigaction(signal, &action, nullptr);
-  }
+  if (!options.once) CatchEndings(End);  // no frame is no success
   // These are let in while we wait only, so that none comes between a look at `caught` and the wait.
   sigset_t ours;
   sigemptyset(&ours);
+  struct sigaction action {};
   action.sa_handler = Catch;
   for (const int signal : {SIGWINCH, SIGTSTP}) {
     if (signal == SIGTSTP && plain) continue;
@@ -222,7 +214,8 @@ int Top(const Question& question, const TopOptions& options) {
                    why.c_str());
       return code == 0 ? kFailed : Unreachable(code);
     }
-    if (plain) ::sigprocmask(SIG_BLOCK, &ends, nullptr);  // no half frames
+    std::optional<BlockEndings> no_half_frames;
+    if (plain) no_half_frames.emplace();
     if (question.json) {
       std::printf("%s\n", raw.c_str());
     } else if (plain) {
@@ -232,7 +225,7 @@ int Top(const Question& question, const TopOptions& options) {
       screen->Show(Frame(status, before));
     }
     if (std::fflush(stdout) != 0) return kFailed;
-    if (plain) ::sigprocmask(SIG_UNBLOCK, &ends, nullptr);
+    no_half_frames.reset();
     before = std::move(status);
     if (options.once || !Pause(screen ? &*screen : nullptr, options.interval_s)) return kFine;
   }

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "client/ctl/answer.h"
+#include "client/ctl/endings.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/table.h"
 #include "mlpo/client.h"
@@ -46,43 +47,11 @@ void OnSignal(int signal) {
   ::raise(signal);  // comes when we return
 }
 
-sigset_t Signals() {
-  sigset_t all;
-  sigemptyset(&all);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&all, signal);
-  return all;
-}
-
-void CatchSignals() {
-  struct sigaction action {};
-  action.sa_handler = OnSignal;
-  action.sa_mask = Signals();
-  action.sa_flags = SA_RESTART;
-  for (const int signal : {SIGINT, SIGTERM}) ::sigaction(signal, &action, nullptr);
-  struct sigaction before {};
-  ::sigaction(SIGHUP, nullptr, &before);
-  if (before.sa_handler != SIG_IGN) ::sigaction(SIGHUP, &action, nullptr);  // nohup
-}
-
-class BlockSignals {
- public:
-  BlockSignals() {
-    const sigset_t all = Signals();
-    ::sigprocmask(SIG_BLOCK, &all, &before_);
-  }
-  ~BlockSignals() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  BlockSignals(const BlockSignals&) = delete;
-  BlockSignals& operator=(const BlockSignals&) = delete;
-
- private:
-  sigset_t before_{};
-};
-
 // The file under another name until it is whole; what a link leads to, not the link. What is there and is no file (a
 // device, a pipe) is written to as it is: renaming would put a file in its place.
 class Output {
  public:
-  explicit Output(const std::string& name) : name_(name), aside_(name + "." + std::to_string(::getpid()) + ".new") {}
+  explicit Output(const std::string& name) : name_(name) {}
   ~Output() {
     if (file_ == nullptr) return;
     std::fclose(file_);
@@ -97,7 +66,6 @@ class Output {
     if (::stat(name_.c_str(), &there) == 0 && S_ISREG(there.st_mode)) {
       if (char* target = ::realpath(name_.c_str(), nullptr)) {
         name_ = target;
-        aside_ = name_ + "." + std::to_string(::getpid()) + ".new";
         std::free(target);
       }
     }
@@ -105,7 +73,8 @@ class Output {
       file_ = std::fopen(name_.c_str(), "we");
       return file_ != nullptr;
     }
-    const BlockSignals while_opening;
+    aside_ = name_ + "." + std::to_string(::getpid()) + ".new";
+    const BlockEndings while_opening;
     file_ = std::fopen(aside_.c_str(), "wxe");
     if (file_ != nullptr) half_written = aside_.c_str();
     return file_ != nullptr;
@@ -160,7 +129,7 @@ std::optional<json> Call(const Question& question, const char* method, const jso
 bool WaitForStop(double seconds) {
   const auto deadline =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-  const BlockSignals while_looking;  // so that none comes between a look and the wait
+  const BlockEndings while_looking;  // so that none comes between a look and the wait
   while (stop_asked == 0) {
     const int64_t left = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline - Clock::now()).count();
     if (left <= 0) break;
@@ -182,7 +151,7 @@ int WriteFailed(const TraceOptions& options) {
 
 int RecordTrace(const Question& question, const TraceOptions& options) {
   Output output(options.output);
-  CatchSignals();
+  CatchEndings(OnSignal);
   if (!output.Open()) return WriteFailed(options);
 
   recording = 1;
