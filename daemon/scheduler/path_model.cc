@@ -24,7 +24,7 @@ constexpr double kMaxDuplex = 2;
 // d from which the directions are taken to share the path's time rather than to be independent.
 constexpr double kDisturbed = 0.75;
 // While nothing is in flight caches empty and throttles save up, for so long: what comes next is fast for it.
-constexpr int64_t kSavedNs = 100'000'000;
+constexpr int64_t kSavedNs = 100 * kNsPerMs;
 // With pauses of more than this part of the time, a direction that limits its path may have too little to do: more will
 // show whether it can do it, and is given bit by bit.
 constexpr double kSparse = 0.3;
@@ -261,7 +261,7 @@ void PathModel::SetHang(State& path) {
   path.hangs_ns = std::numeric_limits<int64_t>::max();
   for (const Flow& flow : path.flows) {
     if (flow.in_flight == 0) continue;
-    path.hangs_ns = std::min(path.hangs_ns, std::max(flow.started.at_ns, flow.ended.at_ns) + kHangNs);
+    path.hangs_ns = std::min(path.hangs_ns, Later(flow.started, flow.ended).at_ns + kHangNs);
   }
 }
 
@@ -270,18 +270,18 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
   Flow& flow = path.flows[static_cast<size_t>(direction)];
   MLPO_CHECK(flow.in_flight > 0);
   const Mark now = Now(path, now_ns);
-  const bool hung = now_ns - std::max(flow.started.at_ns, flow.ended.at_ns) >= kHangNs && !flow.hung;
+  // A path works on what is in flight one after another: what ended now was begun when the one before ended.
+  const Mark begun = Later(flow.started, flow.ended);
+  const bool hung = now_ns - begun.at_ns >= kHangNs && !flow.hung;
   if (hung) {
     flow.hung = true;
     flow.queue = flow.any = NewWindow();
   }
   const bool counts = ok && !hung && bytes >= options_.block_bytes / kSmallPart;
-  // A path works on what is in flight one after another: what ended now was begun when the one before ended.
-  const auto later = [](Mark a, Mark b) { return a.at_ns > b.at_ns ? a : b; };
-  if (counts) Add(flow.any, later(flow.started, flow.ended), now, bytes);
+  if (counts) Add(flow.any, begun, now, bytes);
   // Of one that ends after the queue has filled up, an unknown part was done before.
   if (counts && flow.queued && (flow.busy_blocks == 1 || flow.queued_since.at_ns <= flow.ended.at_ns)) {
-    Add(flow.queue, later(flow.queued_since, flow.ended), now, bytes);
+    Add(flow.queue, Later(flow.queued_since, flow.ended), now, bytes);
   }
   flow.ended = now;
   if (--flow.in_flight < flow.busy_blocks) flow.queued = false;

@@ -165,6 +165,7 @@ class PathModel {
   const Flow& flow(PathIndex path, Direction direction) const {
     return paths_[path].flows[static_cast<size_t>(direction)];
   }
+  static Mark Later(Mark a, Mark b) { return a.at_ns > b.at_ns ? a : b; }
   Mark Now(State& path, int64_t now_ns);
   Window NewWindow();
   static void Add(Window& window, Mark from, Mark to, uint64_t bytes);

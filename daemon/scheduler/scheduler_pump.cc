@@ -285,15 +285,19 @@ PathIndex Scheduler::ChooseReadPath() {
     return model_.ReadSeconds(i, reads, std::clamp(model_.share(i) * extents - stays, 0.0, most));
   };
   PathIndex best = kNone;
+  double longest = 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes == 0 || !MayQueue(i, Direction::kRead)) continue;
     if (paths_[i].turn.on() && Reader(i) == nullptr) continue;
-    if (best == kNone || seconds(i) > seconds(best)) best = i;
+    const double takes = seconds(i);
+    if (best != kNone && takes <= longest) continue;
+    best = i;
+    longest = takes;
   }
   if (best == kNone || Coming() == 0) return best;
   size_t kept_back = 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    kept_back += paths_[i].pending_bytes > 0 && seconds(i) > seconds(best) && !IsSuspect(paths_[i]) && !IsHanging(i);
+    kept_back += paths_[i].pending_bytes > 0 && !IsSuspect(paths_[i]) && !IsHanging(i) && seconds(i) > longest;
   }
   return free_.size() + clean_.size() > kept_back ? best : kNone;
 }
