@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/base/clock.h"
@@ -21,16 +22,22 @@ constexpr double kAlone = 0.1;
 constexpr double kFullDuplex = 0.55;
 constexpr double kMinDuplex = 0.5;
 constexpr double kMaxDuplex = 2;
-// d from which the directions are taken to share the path's time rather than to be independent.
-constexpr double kDisturbed = 0.75;
-// While nothing is in flight caches empty and throttles save up, for so long: what comes next is fast for it.
+// While nothing is in flight caches empty and throttles save up, for so long: what comes next is fast for it. And a
+// window of one direction may have so much more or less of its path's time than is its due.
 constexpr int64_t kSavedNs = 100 * kNsPerMs;
-// With pauses of more than this part of the time, a direction that limits its path may have too little to do: more will
-// show whether it can do it, and is given bit by bit.
+// A window of both may.
+constexpr int64_t kSlackNs = 500 * kNsPerMs;
+// So long a window goes on that has no pauses and shows nothing that this would not explain.
+constexpr int64_t kLongestNs = 16 * kNsPerS;
+// With pauses of more than this part of the time, so many windows in a row, what limits its path may have too little to
+// do: more will show whether it can do it, and is given bit by bit.
 constexpr double kSparse = 0.3;
+constexpr uint32_t kSparseWindows = 3;
 constexpr double kBit = 0.2;
 // Transfers of less than this part of a block say more about latency than about bandwidth.
 constexpr uint64_t kSmallPart = 2;
+
+double Seconds(int64_t ns) { return static_cast<double>(ns) / kNsPerS; }
 
 double Mean(double a, double b) { return (a + b) / 2; }
 
@@ -119,7 +126,7 @@ PathModel::PathModel(Options options) : options_(std::move(options)), random_(op
     State path;
     path.known = parameters;
     path.duplex_settled = parameters.duplex_known;
-    for (Flow& flow : path.flows) flow.queue = flow.any = NewWindow();
+    ForgetWindows(path);
     paths_.push_back(path);
   }
   shares_ = PathShares(options_.paths, options_.policy);
@@ -137,10 +144,7 @@ void PathModel::SetPath(PathIndex index, const PathParameters& parameters) {
   path.known = parameters;
   path.duplex_settled = parameters.duplex_known;
   path.mix_learned = false;
-  for (Flow& flow : path.flows) {
-    flow.queue = flow.any = NewWindow();
-    flow.mixed_cost = {};
-  }
+  ForgetWindows(path);
   std::vector<PathParameters> all;
   for (const State& each : paths_) all.push_back(each.known);
   shares_ = PathShares(all, options_.policy);
@@ -232,10 +236,16 @@ PathModel::Window PathModel::NewWindow() {
   return window;
 }
 
+void PathModel::ForgetWindows(State& path) {
+  for (Flow& flow : path.flows) {
+    for (Window* window : {&flow.queue, &flow.any, &flow.both}) *window = NewWindow();
+  }
+}
+
 void PathModel::Add(Window& window, Mark from, Mark to, uint64_t bytes) {
   window.bytes += bytes;
-  window.busy_ns += to.at_ns - from.at_ns;
-  window.shared_ns += to.shared_ns - from.shared_ns;
+  window.spent.busy_ns += to.at_ns - from.at_ns;
+  window.spent.shared_ns += to.shared_ns - from.shared_ns;
   ++window.blocks;
 }
 
@@ -245,15 +255,26 @@ void PathModel::Started(PathIndex index, Direction direction, int64_t now_ns) {
   const Mark now = Now(path, now_ns);
   if (flow.in_flight++ == 0) {
     flow.started = now;
-    const int64_t saved_ns = std::min(now_ns - flow.ended.at_ns, kSavedNs);
-    flow.queue.saved_ns += saved_ns;
-    flow.any.saved_ns += saved_ns;
+    const int64_t saved_ns = SavedNs(path, direction, now_ns);
+    for (Window* window : {&flow.queue, &flow.any, &flow.both}) window->spent.saved_ns += saved_ns;
   }
   if (!flow.queued && flow.in_flight >= flow.busy_blocks) {
     flow.queued = true;
     flow.queued_since = now;
   }
   SetHang(path);
+}
+
+// What a direction that begins anew has saved up. Where the directions share the path's time, one alone saves nothing.
+int64_t PathModel::SavedNs(const State& path, Direction direction, int64_t now_ns) {
+  const size_t own = static_cast<size_t>(direction);
+  const Flow& other = path.flows[1 - own];
+  int64_t since_ns = path.flows[own].ended.at_ns;
+  if (path.known.duplex > kFullDuplex) {
+    if (other.in_flight > 0) return 0;
+    since_ns = std::max(since_ns, other.ended.at_ns);
+  }
+  return std::min(now_ns - since_ns, kSavedNs);
 }
 
 // Kept rather than asked for: the scheduler looks at it for every path several times a call.
@@ -275,13 +296,16 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
   const bool hung = now_ns - begun.at_ns >= kHangNs && !flow.hung;
   if (hung) {
     flow.hung = true;
-    flow.queue = flow.any = NewWindow();
+    flow.queue = flow.any = flow.both = NewWindow();
   }
   const bool counts = ok && !hung && bytes >= options_.block_bytes / kSmallPart;
   if (counts) Add(flow.any, begun, now, bytes);
   // Of one that ends after the queue has filled up, an unknown part was done before.
   if (counts && flow.queued && (flow.busy_blocks == 1 || flow.queued_since.at_ns <= flow.ended.at_ns)) {
-    Add(flow.queue, Later(flow.queued_since, flow.ended), now, bytes);
+    const Mark from = Later(flow.queued_since, flow.ended);
+    Add(flow.queue, from, now, bytes);
+    const bool shared = 2 * (now.shared_ns - from.shared_ns) > now.at_ns - from.at_ns;
+    if (shared || path.duplex_settled) Add(flow.both, from, now, bytes);
   }
   flow.ended = now;
   if (--flow.in_flight < flow.busy_blocks) flow.queued = false;
@@ -289,98 +313,125 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
   if (!options_.learn) return false;
   bool learned = MaybeLearn(path, direction, flow.queue, true);
   if (flow.busy_blocks > 1) learned |= MaybeLearn(path, direction, flow.any, false);
-  return learned;
+  return MaybeLearnBoth(path) || learned;
+}
+
+// And known to be.
+bool PathModel::IsFullDuplex(const State& path) { return path.duplex_settled && path.known.duplex <= kFullDuplex; }
+
+// What a window took for which `believed_s` were expected; less, if more is to be tried.
+PathModel::Cost PathModel::CostOf(const Spent& spent, double believed_s, bool try_more) {
+  Cost cost{Seconds(spent.busy_ns), Seconds(spent.busy_ns + spent.saved_ns)};
+  if (try_more) cost.most = std::clamp((1 - kBit) * believed_s, cost.least, cost.most);
+  return cost;
+}
+
+// Sparse windows in a row, `before` of them before this one.
+uint32_t PathModel::SparseWindows(const Spent& spent, uint32_t before) {
+  return static_cast<double>(spent.saved_ns) > kSparse * static_cast<double>(spent.busy_ns) ? before + 1 : 0;
+}
+
+// Whether a window is to go on, since what is believed may be true.
+bool PathModel::IsUnsure(const Spent& spent, double believed_s, int64_t slack_ns) {
+  return spent.busy_ns < kLongestNs && spent.saved_ns < slack_ns &&
+         std::abs(Seconds(spent.busy_ns) - believed_s) < Seconds(slack_ns);
 }
 
 bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, bool queued) {
-  if (window.blocks < kWindowBlocks || window.busy_ns < window.length_ns) return false;
-  const double busy = static_cast<double>(window.busy_ns);
-  const double bytes = static_cast<double>(window.bytes);
-  const auto saved = static_cast<double>(window.saved_ns);
-  Cost cost{busy / kNsPerS / bytes, (busy + saved) / kNsPerS / bytes};
-  if (saved > kSparse * busy && Limits(path.known, direction)) {
-    cost.most = std::clamp((1 - kBit) / Speed(path.known, direction), cost.least, cost.most);
-  }
-  const double shared = static_cast<double>(window.shared_ns) / busy;
-  window = NewWindow();
-  path.flows[static_cast<size_t>(direction)].hung = false;
-  bool learned = false;
-  if (queued) {
-    learned = Learn(path, direction, cost, shared);
-  } else if (double& speed = Speed(path.known, direction); speed <= 0 || cost.most * speed < 1 - kDeadBand) {
-    speed = speed <= 0 ? 1 / cost.least : 1 / Mean(1 / speed, cost.most);
-    learned = true;
-  }
-  if (!learned) return false;
-  path.known.origin = SpeedOrigin::kLearned;
-  Settle();
-  return true;
-}
-
-// `cost`: of one direction, of which `shared` with the other one. Whether anything changed.
-bool PathModel::Learn(State& path, Direction direction, Cost cost, double shared) {
+  if (window.blocks < kWindowBlocks || window.spent.busy_ns < window.length_ns) return false;
+  Flow& flow = path.flows[static_cast<size_t>(direction)];
+  flow.hung = false;
   PathParameters& known = path.known;
   double& speed = Speed(known, direction);
+  const auto bytes = static_cast<double>(window.bytes);
+  const double believed_s = bytes / speed;
+  if (queued && IsFullDuplex(path) && IsUnsure(window.spent, believed_s, kSavedNs)) return false;
+  const Spent spent = std::exchange(window, NewWindow()).spent;
   if (speed <= 0) {
-    speed = 1 / cost.least;
-    return true;
+    speed = bytes / Seconds(spent.busy_ns);
+    return Learned(path);
   }
-  if (shared <= kAlone || (path.duplex_settled && known.duplex <= kFullDuplex)) {
-    const double seen = cost.Nearest(1 / speed);
-    if (Near(seen, 1 / speed)) return false;
-    const auto alone = [&] { return 1 / known.read_bytes_per_s + 1 / known.write_bytes_per_s; };
-    const double mix = path.mix_learned ? known.duplex * alone() : 0;  // which this window says nothing about
-    speed = 1 / Mean(1 / speed, seen);
-    if (mix > 0) known.duplex = std::clamp(mix / alone(), kMinDuplex, kMaxDuplex);
-    return true;
+  if (queued) flow.sparse_windows = SparseWindows(spent, flow.sparse_windows);
+  const bool try_more = flow.sparse_windows >= kSparseWindows && Limits(known, direction);
+  const Cost cost = CostOf(spent, believed_s, try_more);
+  const double slower = cost.Nearest(believed_s) / believed_s;
+  if (Near(slower, 1)) return false;
+  if (!queued) {
+    if (slower > 1) return false;
+    speed /= Mean(1, slower);
+    return Learned(path);
   }
-  Flow& flow = path.flows[static_cast<size_t>(direction)];
-  flow.mixed_cost = cost;
-  flow.mixed_shared = shared;
-  if (path.flows[0].mixed_cost.least <= 0 || path.flows[1].mixed_cost.least <= 0) return false;
-  const bool learned = LearnMix(path);
-  for (Flow& each : path.flows) each.mixed_cost = {};
-  return learned;
+  const bool alone = static_cast<double>(spent.shared_ns) <= kAlone * static_cast<double>(spent.busy_ns);
+  if (!IsFullDuplex(path) && (known.duplex_known || !alone)) return false;  // the windows of both tell
+  const auto both = [&] { return 1 / known.read_bytes_per_s + 1 / known.write_bytes_per_s; };
+  // What a byte read and one written take, which this window says nothing about.
+  const double mix = path.mix_learned && !IsFullDuplex(path) ? known.duplex * both() : 0;
+  speed /= Mean(1, slower);
+  if (mix > 0) known.duplex = std::clamp(mix / both(), kMinDuplex, kMaxDuplex);
+  return Learned(path);
 }
 
-// From a mixed window of each direction. Where one disturbs the other, what all bytes took counts; else the slower one.
-bool PathModel::LearnMix(State& path) {
+// From what both directions did in the same time.
+bool PathModel::MaybeLearnBoth(State& path) {
   PathParameters& known = path.known;
-  const Flow& read = path.flows[static_cast<size_t>(Direction::kRead)];
-  const Flow& write = path.flows[static_cast<size_t>(Direction::kWrite)];
-  double r = 1 / known.read_bytes_per_s;
-  double w = 1 / known.write_bytes_per_s;
-  const double believed = std::max({r, w, known.duplex * (r + w)});
-  const Cost slower{std::max(read.mixed_cost.least, write.mixed_cost.least),
-                    std::max(read.mixed_cost.most, write.mixed_cost.most)};
-  double cost = slower.Nearest(believed);  // of a byte read and a byte written
-  if (known.duplex > kDisturbed) {
-    // In a second that both shared, each direction was busy 1/shared seconds, and the path one less than their sum.
-    const double read_s = 1 / read.mixed_shared;
-    const double write_s = 1 / write.mixed_shared;
-    const double alone_s = read_s / read.mixed_cost.least * r + write_s / write.mixed_cost.least * w;
-    cost = (read_s + write_s - 1) / alone_s * (r + w);
+  if (IsFullDuplex(path) || known.read_bytes_per_s <= 0 || known.write_bytes_per_s <= 0) return false;
+  uint32_t blocks = 0;
+  Spent spent;
+  int64_t length_ns = 0;
+  double alone_s = 0;   // of work, as believed, that a direction did alone
+  double shared_s = 0;  // and beside the other; as long as it would take alone
+  for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
+    const Window& window = path.flows[static_cast<size_t>(direction)].both;
+    if (!path.duplex_settled && window.blocks < kWindowBlocks / 4) return false;
+    blocks += window.blocks;
+    length_ns += window.length_ns;
+    spent.busy_ns += window.spent.busy_ns;
+    spent.shared_ns += window.spent.shared_ns;
+    spent.saved_ns += window.spent.saved_ns;
+    if (window.blocks == 0) continue;
+    const double alone = Seconds(window.spent.busy_ns - window.spent.shared_ns);
+    const double shared = Seconds(window.spent.shared_ns);
+    const double work_s = static_cast<double>(window.bytes) / Speed(known, direction);
+    // Beside the other one a direction does 1/2d of what it does alone, and at least 1/2kMaxDuplex.
+    const double work_shared_s = path.duplex_settled
+                                     ? work_s * shared / (2 * known.duplex * alone + shared)
+                                     : std::max(work_s - alone, work_s * shared / (alone + shared) / (2 * kMaxDuplex));
+    alone_s += work_s - work_shared_s;
+    shared_s += work_shared_s;
   }
-  if (Near(cost, believed)) {
-    path.duplex_settled = true;
-    return false;
-  }
-  cost = Mean(cost, believed);
-  if (path.duplex_settled) {  // the device is what it was, and slower or faster
-    r *= cost / believed;
-    w *= cost / believed;
+  if (blocks < kWindowBlocks || spent.busy_ns < length_ns) return false;
+  spent.shared_ns /= 2;  // each has counted it
+  spent.busy_ns -= spent.shared_ns;
+  Cost duplex;  // as it would be
+  if (path.duplex_settled) {
+    const double believed_s = alone_s + known.duplex * shared_s;
+    if (IsUnsure(spent, believed_s, kSlackNs)) return false;
+    path.sparse_windows = SparseWindows(spent, path.sparse_windows);
+    duplex = CostOf(spent, believed_s, path.sparse_windows >= kSparseWindows);
+    duplex.least *= known.duplex / believed_s;
+    duplex.most *= known.duplex / believed_s;
   } else {
-    // No direction takes longer alone than with the other one, nor is it disturbed without limit.
-    r = std::min(r, cost);
-    w = std::min(w, cost);
-    const double stretch = std::max(1.0, cost / (kMaxDuplex * (r + w)));
-    r *= stretch;
-    w *= stretch;
-    known.duplex = std::max(kMinDuplex, cost / (r + w));
-    path.mix_learned = true;
+    duplex = {Seconds(spent.shared_ns) / shared_s, Seconds(spent.shared_ns + spent.saved_ns) / shared_s};
   }
-  known.read_bytes_per_s = 1 / r;
-  known.write_bytes_per_s = 1 / w;
+  for (Flow& flow : path.flows) flow.both = NewWindow();
+  const double seen = duplex.Nearest(known.duplex);
+  if (path.duplex_settled && Near(seen, known.duplex)) return false;
+  double slower = Mean(1, seen / known.duplex);
+  if (!path.duplex_settled) {
+    const double learned = std::clamp(slower * known.duplex, kMinDuplex, kMaxDuplex);
+    slower *= known.duplex / learned;  // what d cannot be is speed
+    known.duplex = learned;
+    path.mix_learned = true;
+    path.duplex_settled = Near(duplex.least, learned);
+  }
+  known.read_bytes_per_s /= slower;
+  known.write_bytes_per_s /= slower;
+  return Learned(path);
+}
+
+bool PathModel::Learned(State& path) {
+  path.known.origin = SpeedOrigin::kLearned;
+  Settle();
   return true;
 }
 

@@ -10,13 +10,16 @@
 // Learning. Each direction of a path has a clock that runs while enough is queued in it to keep the path busy, so that
 // a direction that waits for the other one (reads of a path that writes slowly) never seems slow. A window ends after
 // kWindowNs or more of that clock (drawn anew each time: nodes that share a file system must not swing together) and
-// kWindowBlocks. If the other direction was idle it teaches r or w; if not, the two directions' windows together teach
-// what the mix takes, which is d. Where d is known (declared or measured), full duplex means that each window teaches
-// its own direction, and otherwise the mix scales both. With less queued, a window may raise r or w, never lower them.
-// After a pause a path is fast for a moment: a window of one direction lowers its speed by what it shows without its
-// pauses, and raises it by what it shows with them. What is averaged is time per byte, with gain 1/2, and a dead band
-// of 2 % moves nothing. A path that hung is not slow: a window in which it did is dropped, but not the one after it,
-// too.
+// kWindowBlocks. Where full duplex is known (declared, measured or learned), each direction's windows teach its own
+// speed. Where another d is, one window of both directions teaches how fast the path is as a whole. Until d is known,
+// windows of one direction alone teach its speed, and what both took in the same time teaches d. With less queued, a
+// window may raise r or w, never lower them.
+//
+// Throttles and caches give some time too much and then too little. A window that shows no more than that goes on, so
+// that a halved path is seen at once, and a few percent when they are certain. After a pause a path is fast for a
+// moment: a speed is lowered by what a window shows without its pauses, and raised by what it shows with them. What is
+// averaged is time per byte, with gain 1/2, and a dead band of 2 % moves nothing. A path that hung is not slow: a
+// window in which it did is dropped, but not the one after it, too.
 //
 // Owner: the data thread. No system calls; time is an argument.
 #pragma once
@@ -120,16 +123,18 @@ class PathModel {
     int64_t at_ns = 0;
     int64_t shared_ns = 0;  // how long both directions have had something in flight till then
   };
-  struct Window {
-    uint64_t bytes = 0;
+  struct Spent {
     int64_t busy_ns = 0;
     int64_t shared_ns = 0;  // of it, while the other direction had something in flight
     int64_t saved_ns = 0;   // of the pauses between
+  };
+  struct Window {
+    uint64_t bytes = 0;
+    Spent spent;
     uint32_t blocks = 0;
     int64_t length_ns = 0;  // when it is enough
   };
-  // Seconds a byte, at the least and at the most: with pauses not counted, and counted.
-  struct Cost {
+  struct Cost {  // with pauses not counted, and counted
     double least = 0;
     double most = 0;
     double Nearest(double believed) const { return std::clamp(believed, least, most); }
@@ -140,21 +145,21 @@ class PathModel {
     uint32_t in_flight = 0;
     bool queued = false;  // busy_blocks or more are
     Mark queued_since;
-    Mark started;       // when in_flight rose from 0
-    Mark ended;         // of the last transfer
-    bool hung = false;  // and windows were dropped for it since the last one that was full
-    Window queue;       // while busy_blocks were in flight
-    Window any;         // while one was
-    // Of its last window that shared the path with the other direction; no cost: taken.
-    Cost mixed_cost;
-    double mixed_shared = 0;  // part of the time that was shared
+    Mark started;                 // when in_flight rose from 0
+    Mark ended;                   // of the last transfer
+    bool hung = false;            // and windows were dropped for it since the last one that was full
+    Window queue;                 // while busy_blocks were in flight
+    Window any;                   // while one was
+    uint32_t sparse_windows = 0;  // in a row
+    Window both;  // as queue, of all; or until d is known, of what was mostly shared with the other direction
   };
   struct State {
     PathParameters known;
     std::array<Flow, 2> flows;  // by Direction
     int64_t shared_ns = 0;      // both directions had something in flight, till shared_at_ns
     int64_t shared_at_ns = 0;
-    bool mix_learned = false;     // d is from mixed windows
+    uint32_t sparse_windows = 0;  // in a row
+    bool mix_learned = false;     // d is from windows of both
     bool duplex_settled = false;  // d is known, or was confirmed: what changes now are the speeds
     double worth = 0;
     double read_cost = 0;  // seconds a byte
@@ -165,13 +170,19 @@ class PathModel {
   const Flow& flow(PathIndex path, Direction direction) const {
     return paths_[path].flows[static_cast<size_t>(direction)];
   }
+  static int64_t SavedNs(const State& path, Direction direction, int64_t now_ns);
   static Mark Later(Mark a, Mark b) { return a.at_ns > b.at_ns ? a : b; }
   Mark Now(State& path, int64_t now_ns);
   Window NewWindow();
+  void ForgetWindows(State& path);
   static void Add(Window& window, Mark from, Mark to, uint64_t bytes);
+  static bool IsFullDuplex(const State& path);
+  static Cost CostOf(const Spent& spent, double believed_s, bool try_more);
+  static uint32_t SparseWindows(const Spent& spent, uint32_t before);
+  static bool IsUnsure(const Spent& spent, double believed_s, int64_t slack_ns);
   bool MaybeLearn(State& path, Direction direction, Window& window, bool queued);
-  bool Learn(State& path, Direction direction, Cost cost, double shared);
-  bool LearnMix(State& path);
+  bool MaybeLearnBoth(State& path);
+  bool Learned(State& path);
   void Settle();
   static void SetHang(State& path);
 

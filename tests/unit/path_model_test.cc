@@ -223,12 +223,12 @@ TEST_CASE("PathModel.LearnsAPathThatNothingIsKnownOf") {
     const double before = device.read_bytes();
     device.Run(20, 2, 2, 4);
     const double moved = (device.read_bytes() - before) / 20;  // and written
-    CHECK(model.worth(0) == Approx(moved).epsilon(0.03));
+    CHECK(model.worth(0) == Approx(moved).epsilon(0.05));      // what 16 s cannot tell from the path being ahead
     CHECK(moved == Approx(PathWorth(Known(345e6, 265e6, duplex, true))).epsilon(0.05));
     // And what it can alone does not make it forget the mix.
     device.Run(5, 2, 0);
     device.Run(5, 0, 2);
-    CHECK(model.worth(0) == Approx(moved).epsilon(0.2));
+    CHECK(model.worth(0) == Approx(moved).epsilon(0.15));
   }
 }
 
@@ -249,7 +249,7 @@ TEST_CASE("PathModel.WhatAPathSavedUpInAPauseIsNotItsSpeed") {
     CHECK(model.path(0).read_bytes_per_s == Approx(345e6).epsilon(0.03));
     // Without pauses it is speed.
     for (int i = 0; i < 400; ++i) read(0, 15'000'000);
-    CHECK(model.path(0).read_bytes_per_s == Approx(static_cast<double>(kBlockBytes) / 0.015).epsilon(0.03));
+    CHECK(model.path(0).read_bytes_per_s == Approx(static_cast<double>(kBlockBytes) / 0.015).epsilon(0.05));
   }
 }
 
@@ -302,6 +302,26 @@ TEST_CASE("PathModel.AStallNowAndThenDoesNotSwingTheShares") {
   CHECK(sum / kSeconds == Approx(fair).margin(0.02));
   CHECK(lowest > fair - 0.05);
   CHECK(highest < fair + 0.05);
+}
+
+// A throttle that gives too much and takes it back, or a device that tidies up: in the long run it is as fast as
+// believed.
+TEST_CASE("PathModel.WhatComesTooEarlyAndThenTooLateIsNotAnotherSpeed") {
+  struct Case {
+    double duplex, half_period_s;
+  };
+  for (const Case& c : {Case{0.5, 0.15}, Case{1, 0.8}}) {
+    INFO("d " << c.duplex);
+    PathModel model = MakeModel({Known(345e6, 265e6, c.duplex, true), Known(180e6, 180e6, 0.5, true)});
+    Device device(&model, 0);
+    device.duplex = c.duplex;
+    device.factor = [&](double now_s) { return std::fmod(now_s, 2 * c.half_period_s) < c.half_period_s ? 1.5 : 0.5; };
+    for (int i = 0; i < 60; ++i) {
+      device.Run(1, 3, 3);
+      REQUIRE(model.path(0).read_bytes_per_s == Approx(345e6).epsilon(0.05));
+      REQUIRE(model.path(0).write_bytes_per_s == Approx(265e6).epsilon(0.05));
+    }
+  }
 }
 
 TEST_CASE("PathModel.APathThatHungIsNotSlowButOneThatCrawlsIs") {
