@@ -16,10 +16,12 @@ constexpr uint32_t kMinQueueBlocks = 3;
 // Without measurement, what a path moves in this time, while it is told of the next, comes to them.
 constexpr double kQueueSeconds = 0.005;
 constexpr uint32_t kDefaultQueueBlocks = 4;  // at most, without measurement
-// The other direction had something in flight for less of the time: it did not matter.
+// The other direction had something in flight for less of a transfer's time: it did not matter.
 constexpr double kAlone = 0.1;
 // d up to which the directions do not disturb each other.
 constexpr double kFullDuplex = 0.55;
+// Least d of a path that was confirmed not to be such.
+constexpr double kLeastShared = 0.56;
 constexpr double kMinDuplex = 0.5;
 constexpr double kMaxDuplex = 2;
 // While nothing is in flight caches empty and throttles save up, for so long: what comes next is fast for it. And a
@@ -123,11 +125,8 @@ std::vector<double> PathShares(const std::vector<PathParameters>& paths, Policy 
 
 PathModel::PathModel(Options options) : options_(std::move(options)), random_(options_.seed) {
   for (const PathParameters& parameters : options_.paths) {
-    State path;
-    path.known = parameters;
-    path.duplex_settled = parameters.duplex_known;
-    ForgetWindows(path);
-    paths_.push_back(path);
+    paths_.emplace_back();
+    Begin(paths_.back(), parameters);
   }
   shares_ = PathShares(options_.paths, options_.policy);
   targets_.resize(paths_.size());
@@ -140,15 +139,26 @@ void PathModel::SetBuffers(uint32_t buffers) {
 }
 
 void PathModel::SetPath(PathIndex index, const PathParameters& parameters) {
-  State& path = paths_[index];
-  path.known = parameters;
-  path.duplex_settled = parameters.duplex_known;
-  path.mix_learned = false;
-  ForgetWindows(path);
+  Begin(paths_[index], parameters);
   std::vector<PathParameters> all;
   for (const State& each : paths_) all.push_back(each.known);
   shares_ = PathShares(all, options_.policy);
   Settle();
+}
+
+// With what is said of it, and nothing learned.
+void PathModel::Begin(State& path, const PathParameters& parameters) {
+  path.known = parameters;
+  path.duplex_settled = parameters.duplex_known;
+  path.mix_learned = false;
+  path.sparse_windows = 0;
+  for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
+    Flow& flow = path.flows[static_cast<size_t>(direction)];
+    flow.sparse_windows = 0;
+    flow.hung = false;
+    flow.alone_known = Speed(path.known, direction) > 0;
+  }
+  ForgetWindows(path);
 }
 
 // Everything that follows from the speeds.
@@ -172,7 +182,9 @@ void PathModel::Settle() {
                                              Speed(path.known, direction), options_.block_bytes);
       flow.queue_blocks = std::min(options_.queue_blocks > 0 ? options_.queue_blocks : blocks, path_blocks_);
       // Two less than the queue, one of which only waits: a block that has just ended may be replaced a moment later.
-      flow.busy_blocks = std::max(3u, std::min(blocks, flow.queue_blocks)) - 2;
+      // No more than half of what the path may have in flight: the other half may be the other direction's.
+      const uint32_t most = std::max(1u, path_blocks_ / 2);
+      flow.busy_blocks = std::min(most, std::max(3u, std::min(blocks, flow.queue_blocks)) - 2);
     }
   }
 }
@@ -225,27 +237,60 @@ const std::vector<double>& PathModel::Targets(double total_bytes, const std::vec
 // ---- Learning ----
 
 PathModel::Mark PathModel::Now(State& path, int64_t now_ns) {
-  if (path.flows[0].in_flight > 0 && path.flows[1].in_flight > 0) path.shared_ns += now_ns - path.shared_at_ns;
-  path.shared_at_ns = now_ns;
-  return {now_ns, path.shared_ns};
+  const auto& [a, b] = path.flows;
+  const int64_t passed_ns = now_ns - path.looked.at_ns;
+  path.looked.at_ns = now_ns;
+  if (a.in_flight > 0 && b.in_flight > 0) {
+    path.looked.shared_ns += passed_ns;
+    if (a.in_flight + b.in_flight >= std::max(a.busy_blocks, b.busy_blocks)) path.looked.busy_ns += passed_ns;
+  }
+  return path.looked;
 }
+
+int64_t PathModel::NewLength() { return kWindowNs + static_cast<int64_t>(random_() % kWindowNs); }
 
 PathModel::Window PathModel::NewWindow() {
   Window window;
-  window.length_ns = kWindowNs + static_cast<int64_t>(random_() % kWindowNs);
+  window.length_ns = NewLength();
   return window;
+}
+
+PathModel::Shared PathModel::NewShared(const State& path) {
+  Shared shared;
+  shared.from_busy_ns = path.looked.busy_ns;
+  shared.length_ns = NewLength();
+  return shared;
 }
 
 void PathModel::ForgetWindows(State& path) {
   for (Flow& flow : path.flows) {
-    for (Window* window : {&flow.queue, &flow.any, &flow.both}) *window = NewWindow();
+    for (Window* window : {&flow.any, &flow.queue, &flow.mixed}) *window = NewWindow();
   }
+  path.shared = NewShared(path);
 }
 
-void PathModel::Add(Window& window, Mark from, Mark to, uint64_t bytes) {
+void PathModel::Add(Window& window, bool counts, Mark from, Mark to, uint64_t bytes) {
+  const int64_t pause_ns = std::exchange(window.pause_ns, 0);
+  if (!counts) return;
   window.bytes += bytes;
   window.spent.busy_ns += to.at_ns - from.at_ns;
   window.spent.shared_ns += to.shared_ns - from.shared_ns;
+  window.spent.saved_ns += pause_ns;
+  ++window.blocks;
+}
+
+// A transfer, so far as it was beside the other direction, where it does 1/2d of what it does alone.
+void PathModel::AddShared(State& path, Direction direction, Mark from, Mark to, uint64_t bytes) {
+  Shared& window = path.shared;
+  const int64_t pause_ns = std::exchange(window.pause_ns, 0);
+  const int64_t busy_ns = to.busy_ns - from.busy_ns;
+  if (busy_ns <= 0 || Speed(path.known, direction) <= 0) return;
+  const double beside_s = Seconds(to.shared_ns - from.shared_ns) / (2 * path.known.duplex);
+  const double alone_s = Seconds((to.at_ns - from.at_ns) - (to.shared_ns - from.shared_ns));
+  const double part = Seconds(busy_ns) / (2 * path.known.duplex) / (alone_s + beside_s);
+  window.work_s += part * static_cast<double>(bytes) / Speed(path.known, direction);
+  window.saved_ns += pause_ns;
+  window.bytes += bytes;
   ++window.blocks;
 }
 
@@ -253,11 +298,13 @@ void PathModel::Started(PathIndex index, Direction direction, int64_t now_ns) {
   State& path = paths_[index];
   Flow& flow = path.flows[static_cast<size_t>(direction)];
   const Mark now = Now(path, now_ns);
-  if (flow.in_flight++ == 0) {
+  if (flow.in_flight == 0) {
     flow.started = now;
     const int64_t saved_ns = SavedNs(path, direction, now_ns);
-    for (Window* window : {&flow.queue, &flow.any, &flow.both}) window->spent.saved_ns += saved_ns;
+    for (Window* window : {&flow.any, &flow.queue, &flow.mixed}) window->pause_ns += saved_ns;
+    path.shared.pause_ns += saved_ns;
   }
+  ++flow.in_flight;
   if (!flow.queued && flow.in_flight >= flow.busy_blocks) {
     flow.queued = true;
     flow.queued_since = now;
@@ -296,64 +343,68 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
   const bool hung = now_ns - begun.at_ns >= kHangNs && !flow.hung;
   if (hung) {
     flow.hung = true;
-    flow.queue = flow.any = flow.both = NewWindow();
+    flow.any = flow.queue = flow.mixed = NewWindow();
   }
+  if (hung || !ok) path.shared = NewShared(path);
   const bool counts = ok && !hung && bytes >= options_.block_bytes / kSmallPart;
-  if (counts) Add(flow.any, begun, now, bytes);
+  if (counts) Add(flow.any, true, begun, now, bytes);
   // Of one that ends after the queue has filled up, an unknown part was done before.
   if (counts && flow.queued && (flow.busy_blocks == 1 || flow.queued_since.at_ns <= flow.ended.at_ns)) {
     const Mark from = Later(flow.queued_since, flow.ended);
-    Add(flow.queue, from, now, bytes);
-    const bool shared = 2 * (now.shared_ns - from.shared_ns) > now.at_ns - from.at_ns;
-    if (shared || path.duplex_settled) Add(flow.both, from, now, bytes);
+    const auto took = static_cast<double>(now.at_ns - from.at_ns);
+    const auto shared = static_cast<double>(now.shared_ns - from.shared_ns);
+    Add(flow.queue, IsFullDuplex(path) || shared <= kAlone * took, from, now, bytes);
+    Add(flow.mixed, shared > 0.5 * took, from, now, bytes);
   }
+  if (ok && !hung) AddShared(path, direction, begun, now, bytes);
   flow.ended = now;
   if (--flow.in_flight < flow.busy_blocks) flow.queued = false;
   SetHang(path);
   if (!options_.learn) return false;
   bool learned = MaybeLearn(path, direction, flow.queue, true);
   if (flow.busy_blocks > 1) learned |= MaybeLearn(path, direction, flow.any, false);
-  return MaybeLearnBoth(path) || learned;
+  return (path.duplex_settled ? MaybeLearnShared(path) : MaybeLearnMix(path)) || learned;
 }
 
 // And known to be.
 bool PathModel::IsFullDuplex(const State& path) { return path.duplex_settled && path.known.duplex <= kFullDuplex; }
 
 // What a window took for which `believed_s` were expected; less, if more is to be tried.
-PathModel::Cost PathModel::CostOf(const Spent& spent, double believed_s, bool try_more) {
-  Cost cost{Seconds(spent.busy_ns), Seconds(spent.busy_ns + spent.saved_ns)};
+PathModel::Cost PathModel::CostOf(int64_t busy_ns, int64_t saved_ns, double believed_s, bool try_more) {
+  Cost cost{Seconds(busy_ns), Seconds(busy_ns + saved_ns)};
   if (try_more) cost.most = std::clamp((1 - kBit) * believed_s, cost.least, cost.most);
   return cost;
 }
 
 // Sparse windows in a row, `before` of them before this one.
-uint32_t PathModel::SparseWindows(const Spent& spent, uint32_t before) {
-  return static_cast<double>(spent.saved_ns) > kSparse * static_cast<double>(spent.busy_ns) ? before + 1 : 0;
+uint32_t PathModel::SparseWindows(int64_t busy_ns, int64_t saved_ns, uint32_t before) {
+  return static_cast<double>(saved_ns) > kSparse * static_cast<double>(busy_ns) ? before + 1 : 0;
 }
 
 // Whether a window is to go on, since what is believed may be true.
-bool PathModel::IsUnsure(const Spent& spent, double believed_s, int64_t slack_ns) {
-  return spent.busy_ns < kLongestNs && spent.saved_ns < slack_ns &&
-         std::abs(Seconds(spent.busy_ns) - believed_s) < Seconds(slack_ns);
+bool PathModel::IsUnsure(int64_t busy_ns, int64_t saved_ns, double believed_s, int64_t slack_ns) {
+  return busy_ns < kLongestNs && saved_ns < slack_ns && std::abs(Seconds(busy_ns) - believed_s) < Seconds(slack_ns);
 }
 
 bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, bool queued) {
   if (window.blocks < kWindowBlocks || window.spent.busy_ns < window.length_ns) return false;
   Flow& flow = path.flows[static_cast<size_t>(direction)];
-  flow.hung = false;
   PathParameters& known = path.known;
   double& speed = Speed(known, direction);
   const auto bytes = static_cast<double>(window.bytes);
-  const double believed_s = bytes / speed;
-  if (queued && IsFullDuplex(path) && IsUnsure(window.spent, believed_s, kSavedNs)) return false;
+  const double believed_s = speed > 0 ? bytes / speed : 0;
+  if (queued) flow.hung = false;
+  const int64_t slack_ns = IsFullDuplex(path) ? kSavedNs : kSlackNs;
+  if (speed > 0 && IsUnsure(window.spent.busy_ns, window.spent.saved_ns, believed_s, slack_ns)) return false;
   const Spent spent = std::exchange(window, NewWindow()).spent;
   if (speed <= 0) {
     speed = bytes / Seconds(spent.busy_ns);
+    flow.alone_known = queued;
     return Learned(path);
   }
-  if (queued) flow.sparse_windows = SparseWindows(spent, flow.sparse_windows);
+  if (queued) flow.sparse_windows = SparseWindows(spent.busy_ns, spent.saved_ns, flow.sparse_windows);
   const bool try_more = flow.sparse_windows >= kSparseWindows && Limits(known, direction);
-  const Cost cost = CostOf(spent, believed_s, try_more);
+  const Cost cost = CostOf(spent.busy_ns, spent.saved_ns, believed_s, try_more);
   const double slower = cost.Nearest(believed_s) / believed_s;
   if (Near(slower, 1)) return false;
   if (!queued) {
@@ -361,71 +412,80 @@ bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, boo
     speed /= Mean(1, slower);
     return Learned(path);
   }
-  const bool alone = static_cast<double>(spent.shared_ns) <= kAlone * static_cast<double>(spent.busy_ns);
-  if (!IsFullDuplex(path) && (known.duplex_known || !alone)) return false;  // the windows of both tell
+  const bool first = !std::exchange(flow.alone_known, true);
   const auto both = [&] { return 1 / known.read_bytes_per_s + 1 / known.write_bytes_per_s; };
-  // What a byte read and one written take, which this window says nothing about.
-  const double mix = path.mix_learned && !IsFullDuplex(path) ? known.duplex * both() : 0;
-  speed /= Mean(1, slower);
-  if (mix > 0) known.duplex = std::clamp(mix / both(), kMinDuplex, kMaxDuplex);
+  // What a byte read and one written take at once, of which this window says nothing. Once d is known, and was not
+  // taken from a wrong speed, it is the device that has changed.
+  const bool keep_mix = path.mix_learned && !IsFullDuplex(path) && (first || !path.duplex_settled);
+  const double mix = keep_mix ? known.duplex * both() : 0;
+  speed /= first ? slower : Mean(1, slower);
+  if (mix > 0) known.duplex = std::clamp(mix / both(), path.duplex_settled ? kLeastShared : kMinDuplex, kMaxDuplex);
   return Learned(path);
 }
 
-// From what both directions did in the same time.
-bool PathModel::MaybeLearnBoth(State& path) {
+// d, from what both directions did in the same time.
+bool PathModel::MaybeLearnMix(State& path) {
   PathParameters& known = path.known;
-  if (IsFullDuplex(path) || known.read_bytes_per_s <= 0 || known.write_bytes_per_s <= 0) return false;
+  if (known.read_bytes_per_s <= 0 || known.write_bytes_per_s <= 0) return false;
   uint32_t blocks = 0;
-  Spent spent;
-  int64_t length_ns = 0;
-  double alone_s = 0;   // of work, as believed, that a direction did alone
-  double shared_s = 0;  // and beside the other; as long as it would take alone
+  int64_t busy_ns = 0, shared_ns = 0, saved_ns = 0, length_ns = 0;
+  double work_s = 0;  // that was done beside the other direction, as long as it would take alone
   for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
-    const Window& window = path.flows[static_cast<size_t>(direction)].both;
-    if (!path.duplex_settled && window.blocks < kWindowBlocks / 4) return false;
+    const Window& window = path.flows[static_cast<size_t>(direction)].mixed;
+    if (window.blocks < kWindowBlocks / 4 || window.spent.busy_ns <= 0) return false;
     blocks += window.blocks;
     length_ns += window.length_ns;
-    spent.busy_ns += window.spent.busy_ns;
-    spent.shared_ns += window.spent.shared_ns;
-    spent.saved_ns += window.spent.saved_ns;
-    if (window.blocks == 0) continue;
-    const double alone = Seconds(window.spent.busy_ns - window.spent.shared_ns);
-    const double shared = Seconds(window.spent.shared_ns);
-    const double work_s = static_cast<double>(window.bytes) / Speed(known, direction);
-    // Beside the other one a direction does 1/2d of what it does alone, and at least 1/2kMaxDuplex.
-    const double work_shared_s = path.duplex_settled
-                                     ? work_s * shared / (2 * known.duplex * alone + shared)
-                                     : std::max(work_s - alone, work_s * shared / (alone + shared) / (2 * kMaxDuplex));
-    alone_s += work_s - work_shared_s;
-    shared_s += work_shared_s;
+    busy_ns += window.spent.busy_ns;
+    shared_ns += window.spent.shared_ns;
+    saved_ns += window.spent.saved_ns;
+    const double shared_s = Seconds(window.spent.shared_ns);
+    const double alone_s = Seconds(window.spent.busy_ns) - shared_s;
+    const double all_s = static_cast<double>(window.bytes) / Speed(known, direction);
+    // Beside the other one a direction does at least 1/2kMaxDuplex of what it does alone.
+    work_s += std::max(all_s - alone_s, all_s * shared_s / (alone_s + shared_s) / (2 * kMaxDuplex));
   }
-  if (blocks < kWindowBlocks || spent.busy_ns < length_ns) return false;
-  spent.shared_ns /= 2;  // each has counted it
-  spent.busy_ns -= spent.shared_ns;
-  Cost duplex;  // as it would be
-  if (path.duplex_settled) {
-    const double believed_s = alone_s + known.duplex * shared_s;
-    if (IsUnsure(spent, believed_s, kSlackNs)) return false;
-    path.sparse_windows = SparseWindows(spent, path.sparse_windows);
-    duplex = CostOf(spent, believed_s, path.sparse_windows >= kSparseWindows);
-    duplex.least *= known.duplex / believed_s;
-    duplex.most *= known.duplex / believed_s;
-  } else {
-    duplex = {Seconds(spent.shared_ns) / shared_s, Seconds(spent.shared_ns + spent.saved_ns) / shared_s};
+  if (blocks < kWindowBlocks || busy_ns < length_ns) return false;
+  for (Flow& flow : path.flows) {
+    flow.mixed = NewWindow();
+    flow.hung = false;
   }
-  for (Flow& flow : path.flows) flow.both = NewWindow();
-  const double seen = duplex.Nearest(known.duplex);
-  if (path.duplex_settled && Near(seen, known.duplex)) return false;
-  double slower = Mean(1, seen / known.duplex);
-  if (!path.duplex_settled) {
-    const double learned = std::clamp(slower * known.duplex, kMinDuplex, kMaxDuplex);
-    slower *= known.duplex / learned;  // what d cannot be is speed
-    known.duplex = learned;
-    path.mix_learned = true;
-    path.duplex_settled = Near(duplex.least, learned);
-  }
+  shared_ns /= 2;  // each has counted it
+  const Cost duplex{Seconds(shared_ns) / work_s, Seconds(shared_ns + saved_ns) / work_s};
+  const double before = known.duplex;
+  const double seen = Mean(before, duplex.Nearest(before));
+  known.duplex = std::clamp(seen, kMinDuplex, kMaxDuplex);
+  const double slower = seen / known.duplex;  // what d cannot be is speed
   known.read_bytes_per_s /= slower;
   known.write_bytes_per_s /= slower;
+  path.mix_learned = true;
+  // Of directions that were only seen beside each other, all would seem to be full duplex.
+  const bool alone_known = path.flows[0].alone_known || path.flows[1].alone_known;
+  if (Near(duplex.least, known.duplex) && (alone_known || known.duplex > kFullDuplex)) {
+    path.duplex_settled = true;
+    ForgetWindows(path);
+  }
+  return known.duplex == before && slower == 1 ? false : Learned(path);
+}
+
+// How fast a path is where d is known.
+bool PathModel::MaybeLearnShared(State& path) {
+  PathParameters& known = path.known;
+  const Shared& window = path.shared;
+  const int64_t busy_ns = path.looked.busy_ns - window.from_busy_ns;
+  if (IsFullDuplex(path) || window.blocks < kWindowBlocks || busy_ns < window.length_ns) return false;
+  const double believed_s = known.duplex * window.work_s;
+  const bool small = window.bytes < window.blocks * options_.block_bytes / kSmallPart / 2;
+  if (!small && IsUnsure(busy_ns, window.saved_ns, believed_s, kSlackNs)) return false;
+  const int64_t saved_ns = window.saved_ns;
+  path.shared = NewShared(path);
+  for (Flow& flow : path.flows) flow.hung = false;
+  if (small) return false;
+  path.sparse_windows = SparseWindows(busy_ns, saved_ns, path.sparse_windows);
+  const Cost cost = CostOf(busy_ns, saved_ns, believed_s, path.sparse_windows >= kSparseWindows);
+  const double slower = cost.Nearest(believed_s) / believed_s;
+  if (Near(slower, 1)) return false;
+  known.read_bytes_per_s /= Mean(1, slower);
+  known.write_bytes_per_s /= Mean(1, slower);
   return Learned(path);
 }
 

@@ -10,10 +10,14 @@
 // Learning. Each direction of a path has a clock that runs while enough is queued in it to keep the path busy, so that
 // a direction that waits for the other one (reads of a path that writes slowly) never seems slow. A window ends after
 // kWindowNs or more of that clock (drawn anew each time: nodes that share a file system must not swing together) and
-// kWindowBlocks. Where full duplex is known (declared, measured or learned), each direction's windows teach its own
-// speed. Where another d is, one window of both directions teaches how fast the path is as a whole. Until d is known,
-// windows of one direction alone teach its speed, and what both took in the same time teaches d. With less queued, a
-// window may raise r or w, never lower them.
+// kWindowBlocks.
+//  - Where full duplex is known (declared, measured or learned), each direction's windows teach its speed.
+//  - Where another d is, a window of the whole path, of all that it did in either direction, teaches how fast it is.
+//  What
+//    a direction does alone teaches its speed only if d was learned; r/w and d follow so that the mix takes what it
+//    took.
+//  - Until d is known, what a direction does alone teaches its speed, and what both took in the same time teaches d.
+// With less queued, a window may raise r or w, never lower them.
 //
 // Throttles and caches give some time too much and then too little. A window that shows no more than that goes on, so
 // that a halved path is seen at once, and a few percent when they are certain. After a pause a path is fast for a
@@ -122,19 +126,30 @@ class PathModel {
   struct Mark {  // a moment of a path
     int64_t at_ns = 0;
     int64_t shared_ns = 0;  // how long both directions have had something in flight till then
+    int64_t busy_ns = 0;    // and together enough
   };
   struct Spent {
     int64_t busy_ns = 0;
     int64_t shared_ns = 0;  // of it, while the other direction had something in flight
     int64_t saved_ns = 0;   // of the pauses between
   };
-  struct Window {
+  struct Window {  // of one direction
     uint64_t bytes = 0;
     Spent spent;
+    int64_t pause_ns = 0;  // before what comes next; in `spent` if that counts
     uint32_t blocks = 0;
     int64_t length_ns = 0;  // when it is enough
   };
-  struct Cost {  // with pauses not counted, and counted
+  struct Shared {  // of a path, while both directions had something in flight, and together enough
+    int64_t from_busy_ns = 0;
+    double work_s = 0;  // what was done, as long as it would take alone, as believed when it was done
+    int64_t saved_ns = 0;
+    int64_t pause_ns = 0;
+    uint64_t bytes = 0;
+    uint32_t blocks = 0;
+    int64_t length_ns = 0;
+  };
+  struct Cost {  // seconds of a window, with its pauses not counted, and counted
     double least = 0;
     double most = 0;
     double Nearest(double believed) const { return std::clamp(believed, least, most); }
@@ -148,18 +163,19 @@ class PathModel {
     Mark started;                 // when in_flight rose from 0
     Mark ended;                   // of the last transfer
     bool hung = false;            // and windows were dropped for it since the last one that was full
-    Window queue;                 // while busy_blocks were in flight
-    Window any;                   // while one was
+    Window any;                   // while one was in flight
+    Window queue;                 // while busy_blocks were; until full duplex is known, of what was alone
+    Window mixed;                 // as queue, of what was mostly shared; until d is known
     uint32_t sparse_windows = 0;  // in a row
-    Window both;  // as queue, of all; or until d is known, of what was mostly shared with the other direction
+    bool alone_known = false;     // what it does alone was declared or seen
   };
   struct State {
     PathParameters known;
     std::array<Flow, 2> flows;  // by Direction
-    int64_t shared_ns = 0;      // both directions had something in flight, till shared_at_ns
-    int64_t shared_at_ns = 0;
-    uint32_t sparse_windows = 0;  // in a row
-    bool mix_learned = false;     // d is from windows of both
+    Mark looked;
+    Shared shared;                // where d is known and not full duplex
+    uint32_t sparse_windows = 0;  // of them, in a row
+    bool mix_learned = false;     // d is from mixed windows
     bool duplex_settled = false;  // d is known, or was confirmed: what changes now are the speeds
     double worth = 0;
     double read_cost = 0;  // seconds a byte
@@ -173,15 +189,20 @@ class PathModel {
   static int64_t SavedNs(const State& path, Direction direction, int64_t now_ns);
   static Mark Later(Mark a, Mark b) { return a.at_ns > b.at_ns ? a : b; }
   Mark Now(State& path, int64_t now_ns);
+  int64_t NewLength();
   Window NewWindow();
+  Shared NewShared(const State& path);
+  void Begin(State& path, const PathParameters& parameters);
   void ForgetWindows(State& path);
-  static void Add(Window& window, Mark from, Mark to, uint64_t bytes);
+  static void Add(Window& window, bool counts, Mark from, Mark to, uint64_t bytes);
+  void AddShared(State& path, Direction direction, Mark from, Mark to, uint64_t bytes);
   static bool IsFullDuplex(const State& path);
-  static Cost CostOf(const Spent& spent, double believed_s, bool try_more);
-  static uint32_t SparseWindows(const Spent& spent, uint32_t before);
-  static bool IsUnsure(const Spent& spent, double believed_s, int64_t slack_ns);
+  static Cost CostOf(int64_t busy_ns, int64_t saved_ns, double believed_s, bool try_more);
+  static uint32_t SparseWindows(int64_t busy_ns, int64_t saved_ns, uint32_t before);
+  static bool IsUnsure(int64_t busy_ns, int64_t saved_ns, double believed_s, int64_t slack_ns);
   bool MaybeLearn(State& path, Direction direction, Window& window, bool queued);
-  bool MaybeLearnBoth(State& path);
+  bool MaybeLearnMix(State& path);
+  bool MaybeLearnShared(State& path);
   bool Learned(State& path);
   void Settle();
   static void SetHang(State& path);
