@@ -140,7 +140,7 @@ class Plan:
         return {"nvme": self.train(steps=14, limits_at=changes)}
 
     def three(self) -> dict[str, Configuration]:
-        return {f"{ranks}": self.train(ranks=ranks, paths=[*PAPER, "third"]) for ranks in (1, 2)}
+        return {f"{ranks}": self.train(ranks=ranks, steps=self.size.steps, paths=[*PAPER, "third"]) for ranks in (1, 2)}
 
     def ranks(self) -> dict[str, Configuration]:
         return {

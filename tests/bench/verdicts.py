@@ -16,6 +16,7 @@ LEAST_PEER_SHARE = 0.9  # of its own byte limit; below that the peer was disturb
 PEER_WRITTEN = 16  # bytes a parameter: gradient, master parameter and both moments, FP32
 PEER_STEP_MOVES, OURS_MOVES = 28, 24  # bytes a parameter: the peer's reads the gradient, too
 LIMIT_BOUNDS = {1: 0.97, 2: 0.97, 4: 0.95, 8: 0.95}
+THREE_BOUND = 0.96  # a block of each path is read ahead of its step, one of 206 each: half a percent more than of two
 WITHIN = 1 / 1.05  # makespans of unequal ranks
 
 
@@ -171,7 +172,7 @@ def _limit_lines(plan: Plan, results: Results) -> Iterator[Line]:
     for what, configuration in plan.experiments["policies"].runs.items():
         yield _share_line(results, "share of the limit, policy", what, configuration, None)
     for what, configuration in plan.experiments["three"].runs.items():
-        yield _share_line(results, "share of the limit, three paths", f"{what} ranks", configuration, 0.97)
+        yield _share_line(results, "share of the limit, three paths", f"{what} ranks", configuration, THREE_BOUND)
 
 
 def worth(limits: dict[str, list[float]], factors: dict[str, float] | None = None) -> float:
@@ -199,8 +200,20 @@ def _halved_lines(plan: Plan, results: Results) -> Iterator[Line]:
 
 
 def _rank_lines(plan: Plan, results: Results) -> Iterator[Line]:
+    group = "share of the limit, ranks"
     for what, configuration in plan.experiments["ranks"].runs.items():
-        yield _share_line(results, "share of the limit, ranks", what, configuration, WITHIN)
+        if "--stop-rank" not in configuration["extra"]:
+            yield _share_line(results, group, what, configuration, WITHIN)
+            continue
+        # ideal_s is that of the others with the whole pool. What they had of it before is what they cannot lose.
+        others = (configuration["ranks"] - 1) / configuration["ranks"]
+        pool = configuration["pool_blocks"]
+        factor = others * (BLOCKS - pool) / (others * BLOCKS - pool)
+        found, note = _valid(results, configuration)
+        shares = [result["limit_share"] for result in found.values()]
+        yield Line(group, f"{what}, with their part of the pool", [share * factor for share in shares], WITHIN, needed=3,
+                   note=note)  # fmt: skip
+        yield Line(group, f"{what}, with the whole pool", shares, None, needed=3)
 
 
 def _unlimited_lines(plan: Plan, results: Results) -> Iterator[Line]:
