@@ -32,10 +32,11 @@ constexpr int64_t kSlackNs = 500 * kNsPerMs;
 // So long a window goes on that has no pauses and shows nothing that this would not explain.
 constexpr int64_t kLongestNs = 16 * kNsPerS;
 // With pauses of more than this part of the time, so many windows in a row, what limits its path may have too little to
-// do: more will show whether it can do it, and is given bit by bit.
+// do: more will show whether it can do it, and is given bit by bit, more with each such window.
 constexpr double kSparse = 0.3;
 constexpr uint32_t kSparseWindows = 3;
 constexpr double kBit = 0.2;
+constexpr double kLargestBit = 0.5;
 // Transfers of less than this part of a block say more about latency than about bandwidth.
 constexpr uint64_t kSmallPart = 2;
 
@@ -369,10 +370,12 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
 // And known to be.
 bool PathModel::IsFullDuplex(const State& path) { return path.duplex_settled && path.known.duplex <= kFullDuplex; }
 
-// What a window took for which `believed_s` were expected; less, if more is to be tried.
-PathModel::Cost PathModel::CostOf(int64_t busy_ns, int64_t saved_ns, double believed_s, bool try_more) {
+// What a window took for which `believed_s` were expected; less, after so many sparse ones in a row.
+PathModel::Cost PathModel::CostOf(int64_t busy_ns, int64_t saved_ns, double believed_s, uint32_t sparse_windows) {
   Cost cost{Seconds(busy_ns), Seconds(busy_ns + saved_ns)};
-  if (try_more) cost.most = std::clamp((1 - kBit) * believed_s, cost.least, cost.most);
+  if (sparse_windows < kSparseWindows) return cost;
+  const double bit = std::min(kBit * (sparse_windows - kSparseWindows + 1), kLargestBit);
+  cost.most = std::clamp((1 - bit) * believed_s, cost.least, cost.most);
   return cost;
 }
 
@@ -403,8 +406,8 @@ bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, boo
     return Learned(path);
   }
   if (queued) flow.sparse_windows = SparseWindows(spent.busy_ns, spent.saved_ns, flow.sparse_windows);
-  const bool try_more = flow.sparse_windows >= kSparseWindows && Limits(known, direction);
-  const Cost cost = CostOf(spent.busy_ns, spent.saved_ns, believed_s, try_more);
+  const uint32_t sparse_windows = Limits(known, direction) ? flow.sparse_windows : 0;
+  const Cost cost = CostOf(spent.busy_ns, spent.saved_ns, believed_s, sparse_windows);
   const double slower = cost.Nearest(believed_s) / believed_s;
   if (Near(slower, 1)) return false;
   if (!queued) {
@@ -481,7 +484,7 @@ bool PathModel::MaybeLearnShared(State& path) {
   for (Flow& flow : path.flows) flow.hung = false;
   if (small) return false;
   path.sparse_windows = SparseWindows(busy_ns, saved_ns, path.sparse_windows);
-  const Cost cost = CostOf(busy_ns, saved_ns, believed_s, path.sparse_windows >= kSparseWindows);
+  const Cost cost = CostOf(busy_ns, saved_ns, believed_s, path.sparse_windows);
   const double slower = cost.Nearest(believed_s) / believed_s;
   if (Near(slower, 1)) return false;
   known.read_bytes_per_s /= Mean(1, slower);

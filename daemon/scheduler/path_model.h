@@ -197,7 +197,7 @@ class PathModel {
   static void Add(Window& window, bool counts, Mark from, Mark to, uint64_t bytes);
   void AddShared(State& path, Direction direction, Mark from, Mark to, uint64_t bytes);
   static bool IsFullDuplex(const State& path);
-  static Cost CostOf(int64_t busy_ns, int64_t saved_ns, double believed_s, bool try_more);
+  static Cost CostOf(int64_t busy_ns, int64_t saved_ns, double believed_s, uint32_t sparse_windows);
   static uint32_t SparseWindows(int64_t busy_ns, int64_t saved_ns, uint32_t before);
   static bool IsUnsure(int64_t busy_ns, int64_t saved_ns, double believed_s, int64_t slack_ns);
   bool MaybeLearn(State& path, Direction direction, Window& window, bool queued);
