@@ -355,9 +355,9 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
     const auto took = static_cast<double>(now.at_ns - from.at_ns);
     const auto shared = static_cast<double>(now.shared_ns - from.shared_ns);
     Add(flow.queue, IsFullDuplex(path) || shared <= kAlone * took, from, now, bytes);
-    Add(flow.mixed, shared > 0.5 * took, from, now, bytes);
+    Add(flow.mixed, !path.duplex_settled && shared > 0.5 * took, from, now, bytes);
   }
-  if (ok && !hung) AddShared(path, direction, begun, now, bytes);
+  if (ok && !hung && path.duplex_settled && !IsFullDuplex(path)) AddShared(path, direction, begun, now, bytes);
   flow.ended = now;
   if (--flow.in_flight < flow.busy_blocks) flow.queued = false;
   SetHang(path);
@@ -371,8 +371,8 @@ bool PathModel::Ended(PathIndex index, Direction direction, uint64_t bytes, bool
 bool PathModel::IsFullDuplex(const State& path) { return path.duplex_settled && path.known.duplex <= kFullDuplex; }
 
 // What a window took for which `believed_s` were expected; less, after so many sparse ones in a row.
-PathModel::Cost PathModel::CostOf(int64_t busy_ns, int64_t saved_ns, double believed_s, uint32_t sparse_windows) {
-  Cost cost{Seconds(busy_ns), Seconds(busy_ns + saved_ns)};
+PathModel::Cost PathModel::CostOf(const Spent& spent, double believed_s, uint32_t sparse_windows) {
+  Cost cost{Seconds(spent.busy_ns), Seconds(spent.busy_ns + spent.saved_ns)};
   if (sparse_windows < kSparseWindows) return cost;
   const double bit = std::min(kBit * (sparse_windows - kSparseWindows + 1), kLargestBit);
   cost.most = std::clamp((1 - bit) * believed_s, cost.least, cost.most);
@@ -380,13 +380,14 @@ PathModel::Cost PathModel::CostOf(int64_t busy_ns, int64_t saved_ns, double beli
 }
 
 // Sparse windows in a row, `before` of them before this one.
-uint32_t PathModel::SparseWindows(int64_t busy_ns, int64_t saved_ns, uint32_t before) {
-  return static_cast<double>(saved_ns) > kSparse * static_cast<double>(busy_ns) ? before + 1 : 0;
+uint32_t PathModel::SparseWindows(const Spent& spent, uint32_t before) {
+  return static_cast<double>(spent.saved_ns) > kSparse * static_cast<double>(spent.busy_ns) ? before + 1 : 0;
 }
 
 // Whether a window is to go on, since what is believed may be true.
-bool PathModel::IsUnsure(int64_t busy_ns, int64_t saved_ns, double believed_s, int64_t slack_ns) {
-  return busy_ns < kLongestNs && saved_ns < slack_ns && std::abs(Seconds(busy_ns) - believed_s) < Seconds(slack_ns);
+bool PathModel::IsUnsure(const Spent& spent, double believed_s, int64_t slack_ns) {
+  return spent.busy_ns < kLongestNs && spent.saved_ns < slack_ns &&
+         std::abs(Seconds(spent.busy_ns) - believed_s) < Seconds(slack_ns);
 }
 
 bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, bool queued) {
@@ -398,16 +399,16 @@ bool PathModel::MaybeLearn(State& path, Direction direction, Window& window, boo
   const double believed_s = speed > 0 ? bytes / speed : 0;
   if (queued) flow.hung = false;
   const int64_t slack_ns = IsFullDuplex(path) ? kSavedNs : kSlackNs;
-  if (speed > 0 && IsUnsure(window.spent.busy_ns, window.spent.saved_ns, believed_s, slack_ns)) return false;
+  if (speed > 0 && IsUnsure(window.spent, believed_s, slack_ns)) return false;
   const Spent spent = std::exchange(window, NewWindow()).spent;
   if (speed <= 0) {
     speed = bytes / Seconds(spent.busy_ns);
     flow.alone_known = queued;
     return Learned(path);
   }
-  if (queued) flow.sparse_windows = SparseWindows(spent.busy_ns, spent.saved_ns, flow.sparse_windows);
+  if (queued) flow.sparse_windows = SparseWindows(spent, flow.sparse_windows);
   const uint32_t sparse_windows = Limits(known, direction) ? flow.sparse_windows : 0;
-  const Cost cost = CostOf(spent.busy_ns, spent.saved_ns, believed_s, sparse_windows);
+  const Cost cost = CostOf(spent, believed_s, sparse_windows);
   const double slower = cost.Nearest(believed_s) / believed_s;
   if (Near(slower, 1)) return false;
   if (!queued) {
@@ -431,29 +432,30 @@ bool PathModel::MaybeLearnMix(State& path) {
   PathParameters& known = path.known;
   if (known.read_bytes_per_s <= 0 || known.write_bytes_per_s <= 0) return false;
   uint32_t blocks = 0;
-  int64_t busy_ns = 0, shared_ns = 0, saved_ns = 0, length_ns = 0;
+  int64_t length_ns = 0;
+  Spent spent;
   double work_s = 0;  // that was done beside the other direction, as long as it would take alone
   for (const Direction direction : {Direction::kRead, Direction::kWrite}) {
     const Window& window = path.flows[static_cast<size_t>(direction)].mixed;
     if (window.blocks < kWindowBlocks / 4 || window.spent.busy_ns <= 0) return false;
     blocks += window.blocks;
     length_ns += window.length_ns;
-    busy_ns += window.spent.busy_ns;
-    shared_ns += window.spent.shared_ns;
-    saved_ns += window.spent.saved_ns;
+    spent.busy_ns += window.spent.busy_ns;
+    spent.shared_ns += window.spent.shared_ns;
+    spent.saved_ns += window.spent.saved_ns;
     const double shared_s = Seconds(window.spent.shared_ns);
     const double alone_s = Seconds(window.spent.busy_ns) - shared_s;
     const double all_s = static_cast<double>(window.bytes) / Speed(known, direction);
     // Beside the other one a direction does at least 1/2kMaxDuplex of what it does alone.
     work_s += std::max(all_s - alone_s, all_s * shared_s / (alone_s + shared_s) / (2 * kMaxDuplex));
   }
-  if (blocks < kWindowBlocks || busy_ns < length_ns) return false;
+  if (blocks < kWindowBlocks || spent.busy_ns < length_ns) return false;
   for (Flow& flow : path.flows) {
     flow.mixed = NewWindow();
     flow.hung = false;
   }
-  shared_ns /= 2;  // each has counted it
-  const Cost duplex{Seconds(shared_ns) / work_s, Seconds(shared_ns + saved_ns) / work_s};
+  spent.shared_ns /= 2;  // each has counted it
+  const Cost duplex{Seconds(spent.shared_ns) / work_s, Seconds(spent.shared_ns + spent.saved_ns) / work_s};
   const double before = known.duplex;
   const double seen = Mean(before, duplex.Nearest(before));
   known.duplex = std::clamp(seen, kMinDuplex, kMaxDuplex);
@@ -467,7 +469,8 @@ bool PathModel::MaybeLearnMix(State& path) {
     path.duplex_settled = true;
     ForgetWindows(path);
   }
-  return known.duplex == before && slower == 1 ? false : Learned(path);
+  const bool changed = known.duplex != before || slower != 1;
+  return changed && Learned(path);
 }
 
 // How fast a path is where d is known.
@@ -475,16 +478,16 @@ bool PathModel::MaybeLearnShared(State& path) {
   PathParameters& known = path.known;
   const Shared& window = path.shared;
   const int64_t busy_ns = path.looked.busy_ns - window.from_busy_ns;
-  if (IsFullDuplex(path) || window.blocks < kWindowBlocks || busy_ns < window.length_ns) return false;
+  if (window.blocks < kWindowBlocks || busy_ns < window.length_ns) return false;
   const double believed_s = known.duplex * window.work_s;
   const bool small = window.bytes < window.blocks * options_.block_bytes / kSmallPart / 2;
-  if (!small && IsUnsure(busy_ns, window.saved_ns, believed_s, kSlackNs)) return false;
-  const int64_t saved_ns = window.saved_ns;
+  const Spent spent{.busy_ns = busy_ns, .shared_ns = busy_ns, .saved_ns = window.saved_ns};
+  if (!small && IsUnsure(spent, believed_s, kSlackNs)) return false;
   path.shared = NewShared(path);
   for (Flow& flow : path.flows) flow.hung = false;
   if (small) return false;
-  path.sparse_windows = SparseWindows(busy_ns, saved_ns, path.sparse_windows);
-  const Cost cost = CostOf(busy_ns, saved_ns, believed_s, path.sparse_windows);
+  path.sparse_windows = SparseWindows(spent, path.sparse_windows);
+  const Cost cost = CostOf(spent, believed_s, path.sparse_windows);
   const double slower = cost.Nearest(believed_s) / believed_s;
   if (Near(slower, 1)) return false;
   known.read_bytes_per_s /= Mean(1, slower);

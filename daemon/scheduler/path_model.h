@@ -12,11 +12,8 @@
 // kWindowNs or more of that clock (drawn anew each time: nodes that share a file system must not swing together) and
 // kWindowBlocks.
 //  - Where full duplex is known (declared, measured or learned), each direction's windows teach its speed.
-//  - Where another d is, a window of the whole path, of all that it did in either direction, teaches how fast it is.
-//  What
-//    a direction does alone teaches its speed only if d was learned; r/w and d follow so that the mix takes what it
-//    took.
-//  - Until d is known, what a direction does alone teaches its speed, and what both took in the same time teaches d.
+//  - Else what a direction does alone teaches its speed, and what both do in the same time teaches d until it is known,
+//    and from then on how fast the path is.
 // With less queued, a window may raise r or w, never lower them.
 //
 // Throttles and caches give some time too much and then too little. A window that shows no more than that goes on, so
@@ -197,9 +194,9 @@ class PathModel {
   static void Add(Window& window, bool counts, Mark from, Mark to, uint64_t bytes);
   void AddShared(State& path, Direction direction, Mark from, Mark to, uint64_t bytes);
   static bool IsFullDuplex(const State& path);
-  static Cost CostOf(int64_t busy_ns, int64_t saved_ns, double believed_s, uint32_t sparse_windows);
-  static uint32_t SparseWindows(int64_t busy_ns, int64_t saved_ns, uint32_t before);
-  static bool IsUnsure(int64_t busy_ns, int64_t saved_ns, double believed_s, int64_t slack_ns);
+  static Cost CostOf(const Spent& spent, double believed_s, uint32_t sparse_windows);
+  static uint32_t SparseWindows(const Spent& spent, uint32_t before);
+  static bool IsUnsure(const Spent& spent, double believed_s, int64_t slack_ns);
   bool MaybeLearn(State& path, Direction direction, Window& window, bool queued);
   bool MaybeLearnMix(State& path);
   bool MaybeLearnShared(State& path);
