@@ -1,13 +1,13 @@
 #include "daemon/io/file_header.h"
 
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <bit>
 #include <cerrno>
 #include <cstring>
 #include <type_traits>
 
+#include "daemon/base/checksum.h"
 #include "daemon/io/scratch_layout.h"
 
 namespace mlpo {
@@ -36,7 +36,7 @@ static_assert(offsetof(FileHeaderPage, generation) == 32 && offsetof(FileHeaderP
 static_assert(std::is_trivially_copyable_v<FileHeaderPage>);
 static_assert(std::endian::native == std::endian::little, "the file format is little endian");
 
-uint64_t Checksum(const FileHeaderPage& page) { return XXH3_64bits(&page, offsetof(FileHeaderPage, checksum)); }
+uint64_t ChecksumOf(const FileHeaderPage& page) { return Checksum(&page, offsetof(FileHeaderPage, checksum)); }
 
 std::string Describe(const FileIdentity& identity) {
   return "daemon uid " + std::to_string(identity.daemon_uid) + " node " + identity.node + " client uid " +
@@ -58,7 +58,7 @@ HeaderPage MakeFileHeader(const FileIdentity& identity) {
   page.generation = identity.owner.generation;
   std::memcpy(page.node, identity.node.data(), identity.node.size());
   std::memcpy(page.job, identity.owner.job.data(), identity.owner.job.size());
-  page.checksum = Checksum(page);
+  page.checksum = ChecksumOf(page);
   HeaderPage out;
   std::memcpy(out.bytes.data(), &page, sizeof page);
   return out;
@@ -68,7 +68,7 @@ Result<FileIdentity> ParseFileHeader(const HeaderPage& bytes) {
   FileHeaderPage page;
   std::memcpy(&page, bytes.bytes.data(), sizeof page);
   if (std::memcmp(page.magic, kMagic, sizeof kMagic) != 0) return Status::Invalid("no state file header (wrong magic)");
-  if (page.checksum != Checksum(page)) return Status::Invalid("the file header is damaged (wrong checksum)");
+  if (page.checksum != ChecksumOf(page)) return Status::Invalid("the file header is damaged (wrong checksum)");
   if (page.format_version != kFormatVersion)
     return Status::Invalid("the file header has format " + std::to_string(page.format_version) +
                            ", this daemon knows " + std::to_string(kFormatVersion));
