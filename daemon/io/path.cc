@@ -85,11 +85,13 @@ struct Path::Impl {
   Status OpenFolders(const std::string& directory);
   Result<UniqueFd> MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const;
   Result<UniqueFd> TryStateFile(int folder_fd, const FileOwner& owner, bool direct, bool nameless) const;
-  Status Unlink(const FileOwner& owner) const;
+  Status Unlink(const StateFile& file) const;
+  Status IsOurs(int folder_fd, const StateFile& file) const;
 };
 
 // With its header on storage before it has a name, so that a crash leaves no file that we would not know as ours; where
-// the file system cannot make nameless files, the header follows the name.
+// the file system cannot make nameless files, the header follows the name. The header is read back before anything else
+// is done with the file: a path that gives back something else is refused here, not in the middle of a step.
 Result<UniqueFd> Path::Impl::MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const {
   Result<UniqueFd> fd = TryStateFile(folder_fd, owner, direct, true);
   return fd.ok() ? std::move(fd) : TryStateFile(folder_fd, owner, direct, false);
@@ -103,7 +105,9 @@ Result<UniqueFd> Path::Impl::TryStateFile(int folder_fd, const FileOwner& owner,
   if (!fd) return PathError(errno, "making the state file", name);
 
   int error = 0;
-  const HeaderPage header = MakeFileHeader({node, ::geteuid(), owner});
+  Status checked;
+  const FileIdentity identity{node, ::geteuid(), owner};
+  const HeaderPage header = MakeFileHeader(identity);
   const ssize_t put = ::pwrite(fd.get(), header.bytes.data(), header.bytes.size(), 0);
   if (put < 0) {
     error = errno;
@@ -111,23 +115,44 @@ Result<UniqueFd> Path::Impl::TryStateFile(int folder_fd, const FileOwner& owner,
     error = ENOSPC;
   } else if (::fdatasync(fd.get()) != 0) {
     error = errno;
+  } else if (checked = CheckFileHeader(fd.get(), identity); !checked.ok()) {
+    checked = checked.Within("the header of " + name + " is not read back as it was written");
   } else if (nameless) {
     const std::string self = "/proc/self/fd/" + std::to_string(fd.get());
     if (::linkat(AT_FDCWD, self.c_str(), folder_fd, kStateFile, AT_SYMLINK_FOLLOW) != 0) error = errno;
   }
-  if (error == 0) return fd;
+  if (error == 0 && checked.ok()) return fd;
   if (!nameless) (void)::unlinkat(folder_fd, kStateFile, 0);  // the first error is the one to report
-  return PathError(error, "writing the header of", name);
+  return error != 0 ? PathError(error, "writing the header of", name) : checked;
 }
 
-// The file and its folders. Folders that others still use stay.
-Status Path::Impl::Unlink(const FileOwner& owner) const {
+// Whether what has the name of a file of ours is that file: the one that we have open, or, as some file systems number
+// files anew, one with the same header. Anything else was put there by somebody else.
+Status Path::Impl::IsOurs(int folder_fd, const StateFile& file) const {
+  const std::string name = FileName(file.owner);
+  struct stat open_file, named_file;
+  if (::fstat(file.fd->get(), &open_file) != 0 ||
+      ::fstatat(folder_fd, kStateFile, &named_file, AT_SYMLINK_NOFOLLOW) != 0)
+    return PathError(errno, "looking at", name);
+  if (open_file.st_dev == named_file.st_dev && open_file.st_ino == named_file.st_ino) return Status();
+  Status found(-EPERM, "it is no regular file");
+  if (S_ISREG(named_file.st_mode)) {
+    const UniqueFd there(::openat(folder_fd, kStateFile, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    found = there ? CheckFileHeader(there.get(), {node, ::geteuid(), file.owner}) : Status::Errno(errno, "opening it");
+  }
+  return found.Within(name + " has been replaced by something that is not ours and stays");
+}
+
+// The file and its folders. Folders that others still use stay, and so does a file that others have put there.
+Status Path::Impl::Unlink(const StateFile& file) const {
+  const FileOwner& owner = file.owner;
   constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
   const std::string job = JobFolder(owner), rank = RankFolder(owner), name = FileName(owner);
   UniqueFd job_fd(::openat(node_fd.get(), job.c_str(), kFolderFlags));
   if (!job_fd) return PathError(errno, "removing", name);
   UniqueFd rank_fd(::openat(job_fd.get(), rank.c_str(), kFolderFlags));
   if (!rank_fd) return PathError(errno, "removing", name);
+  if (Status ours = IsOurs(rank_fd.get(), file); !ours.ok()) return ours;
   if (::unlinkat(rank_fd.get(), kStateFile, 0) != 0) return PathError(errno, "removing", name);
   if (::unlinkat(job_fd.get(), rank.c_str(), AT_REMOVEDIR) != 0)
     return PathError(errno, "removing the folder of", name);
@@ -199,8 +224,8 @@ Path::~Path() {
   if (impl_ == nullptr) return;
   // Working state lives as long as its session; what is left here belongs to sessions that end with us.
   for (auto& [id, file] : impl_->files) {
+    const Status removed = impl_->Unlink(file);
     file.fd.reset();
-    const Status removed = impl_->Unlink(file.owner);
     if (!removed.ok()) spdlog::warn("event=scratch_left path={} error=\"{}\"", name_, removed.message());
   }
 }
@@ -315,7 +340,7 @@ Status Path::RemoveFile(FileId id) {
     impl_->files.erase(found);
     impl_->reserved_bytes -= file.reserved_bytes;
   }
-  const Status removed = impl_->Unlink(file.owner);
+  const Status removed = impl_->Unlink(file);
   file.fd.reset();  // the last reference: here the space comes free
   return removed;
 }

@@ -61,12 +61,14 @@ class Path {
   const PathRecord& record() const { return record_; }
   Status SaveRecord(const PathRecord& record) const;
 
-  // Makes a session's state file with its header. The FileId is unique on this path and never reused.
+  // Makes a session's state file with its header, which it reads back. The FileId is unique on this path and never
+  // reused.
   Result<FileId> CreateFile(const FileOwner& owner);
   // Makes [kFileHeaderBytes, kFileHeaderBytes + bytes) of the file exist on storage (fallocate; where that is not to be
   // had, checks free space). Grows only.
   Status Reserve(FileId file, uint64_t bytes);
-  // Closes and unlinks the file and its folder. No transfer of it may be in flight.
+  // Closes and unlinks the file and its folder. No transfer of it may be in flight. A file that somebody else has put
+  // in its place stays: an error.
   Status RemoveFile(FileId file);
   // The descriptor for transfers, valid until RemoveFile. Thread-safe.
   int descriptor(FileId file) const;

@@ -214,6 +214,54 @@ TEST_CASE("Path.SameOwnerTwiceIsRefusedAndTheFirstStays") {
   CHECK(CheckFileHeader(path->descriptor(*file), {"node", ::geteuid(), kOwner}).ok());
 }
 
+// A file as a killed daemon leaves it.
+void Leave(const std::string& place, const FileIdentity& identity) {
+  fs::create_directories(fs::path(place).parent_path());
+  const HeaderPage page = MakeFileHeader(identity);
+  std::ofstream file(place, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(page.bytes.data()), static_cast<std::streamsize>(page.bytes.size()));
+  file << std::string(100'000, 's');
+  REQUIRE(file.good());
+}
+
+// Whatever has our file's name at its end is removed only if it is ours.
+TEST_CASE("C14_FileThatSomebodyPutInItsPlaceStays") {
+  const std::string kind = GENERATE("foreign", "plain", "link", "folder");
+  const bool at_end = GENERATE(false, true);  // of the path, or of the session
+  ScratchFolder folder, elsewhere;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  const std::string name = NodeFolder(folder) + "/1000-job/3-7/state";
+  REQUIRE(fs::remove(name));
+  if (kind == "foreign") Leave(name, {"node", ::geteuid(), {1000, "job", 3, 8}});  // of another generation
+  if (kind == "plain") std::ofstream(name) << "somebody's";
+  if (kind == "link") fs::create_symlink(elsewhere.path() + "/mine", name);
+  if (kind == "folder") fs::create_directory(name);
+  INFO(kind);
+  if (at_end) {
+    path.reset();
+  } else {
+    const Status removed = path->RemoveFile(*file);
+    CHECK(removed.code() < 0);
+    CHECK(removed.message().find(name) != std::string::npos);
+  }
+  CHECK(fs::exists(fs::symlink_status(name)));
+}
+
+// The same file under another number, as some network file systems give it: its header says whose it is.
+TEST_CASE("Path.OwnFileWithAnotherNumberGoes") {
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  const std::string name = NodeFolder(folder) + "/1000-job/3-7/state";
+  fs::copy_file(name, name + ".copy");
+  fs::rename(name + ".copy", name);
+  CHECK(path->RemoveFile(*file).ok());
+  CHECK_FALSE(fs::exists(NodeFolder(folder) + "/1000-job"));
+}
+
 TEST_CASE("C30_JobNamesThatAreNotFolderNamesAreRefused") {
   ScratchFolder folder;
   std::unique_ptr<Path> path = OpenPath(folder.path());
@@ -233,16 +281,6 @@ TEST_CASE("C30_LinkInPlaceOfAJobFolderIsNotFollowed") {
   fs::create_directory_symlink(elsewhere.path(), NodeFolder(folder) + "/1000-job");
   CHECK_FALSE(path->CreateFile(kOwner).ok());
   CHECK(fs::is_empty(elsewhere.path()));
-}
-
-// A file as a killed daemon leaves it.
-void Leave(const std::string& place, const FileIdentity& identity) {
-  fs::create_directories(fs::path(place).parent_path());
-  const HeaderPage page = MakeFileHeader(identity);
-  std::ofstream file(place, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(page.bytes.data()), static_cast<std::streamsize>(page.bytes.size()));
-  file << std::string(100'000, 's');
-  REQUIRE(file.good());
 }
 
 TEST_CASE("C14_CleanUpRemovesOnlyWhatIsOurs") {
