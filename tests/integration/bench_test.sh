@@ -101,6 +101,7 @@ result = json.load(open(sys.argv[1]))
 assert len({(types["grad"], types["dtype"]) for types in result["types"]}) == 9, result
 for one in (result, *result["types"]):
     assert one["parameters_per_s"] > 0 and one["loop_parameters_per_s"] > 0 and one["ratio"] > 0, one
+    assert one["checked_parameters_per_s"] > 0 and one["checked_core_s_per_1e9"] > 0 and one["core_s_per_1e9"] > 0, one
 END
 code=0
 "$bin/mlpo-bench" adam --target z80 2> "$folder/error" || code=$?
