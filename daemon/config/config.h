@@ -51,6 +51,7 @@ struct SchedulerConfig {
   // delayed: a gradient stays in its slot until UPDATE upcasts it. flushed: GRAD upcasts it, and it is written to the
   // paths and read back like state: for comparison.
   std::string gradients = "delayed";
+  bool integrity = true;  // blocks' checksums are formed before they are written, and compared when they are used again
 };
 
 struct PathConfig {

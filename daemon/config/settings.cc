@@ -295,7 +295,7 @@ std::vector<Setting<Config>> BuildSettings() {
           Integer("queue_blocks", &S::queue_blocks, {.min = 1, .max = 1024, .zero = true}),
           Duration("no_path_timeout", &S::no_path_timeout_s, {.min = 1, .max = 86400}),
           Size("piece", &S::piece_bytes, {.min = kMiB, .max = 8 * kMiB, .multiple = 4096}),
-          Choice("gradients", &S::gradients, {"delayed", "flushed"})});
+          Choice("gradients", &S::gradients, {"delayed", "flushed"}), Flag("integrity", &S::integrity)});
   return all;
 }
 

@@ -180,6 +180,10 @@ void AddPaths(const std::vector<PathSnapshot>& paths, Families* out) {
   both(&PathSnapshot::read_bytes_per_s, &PathSnapshot::write_bytes_per_s);
   out->Counter("mlpo_path_errors_total", "Transfers that failed.");
   both(&PathSnapshot::read_errors, &PathSnapshot::write_errors);
+  out->Counter("mlpo_path_checksum_mismatches_total", "Pieces of blocks that were read and were not what was written.");
+  one(&PathSnapshot::checksum_mismatches);
+  out->Counter("mlpo_path_checksum_errors_total", "Blocks of which that was so when they were read again, too.");
+  one(&PathSnapshot::checksum_errors);
   out->Gauge("mlpo_path_transfers_in_flight", "Transfers begun and not ended.");
   one(&PathSnapshot::in_flight);
   out->Gauge("mlpo_path_scratch_bytes", "Of blocks on the path.");

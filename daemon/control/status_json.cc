@@ -103,6 +103,8 @@ ordered_json Paths(const Snapshot& snapshot) {
                    {"checkpoint_bytes", p.checkpoint_bytes},
                    {"read_errors", p.read_errors},
                    {"write_errors", p.write_errors},
+                   {"checksum_mismatches", p.checksum_mismatches},
+                   {"checksum_errors", p.checksum_errors},
                    {"in_flight", p.in_flight},
                    {"read_busy_s", Seconds(p.read_busy_ns)},
                    {"write_busy_s", Seconds(p.write_busy_ns)},

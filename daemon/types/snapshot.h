@@ -45,8 +45,10 @@ struct PathSnapshot {
   uint64_t checkpoint_bytes = 0;
   uint64_t read_errors = 0;
   uint64_t write_errors = 0;
-  uint32_t in_flight = 0;    // transfers
-  int64_t read_busy_ns = 0;  // time with a read in flight, since start
+  uint64_t checksum_mismatches = 0;  // pieces of blocks that were read and were not what had been written
+  uint64_t checksum_errors = 0;      // blocks of which that was so when read again, too
+  uint32_t in_flight = 0;            // transfers
+  int64_t read_busy_ns = 0;          // time with a read in flight, since start
   int64_t write_busy_ns = 0;
   int64_t busy_ns = 0;    // with either
   double read_limit = 0;  // bytes/s that it is taken to do alone, see speeds_from; 0: not known

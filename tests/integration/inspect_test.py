@@ -433,6 +433,8 @@ class Metrics(Case):
                 of_path = {"path": path["name"], "direction": direction}
                 self.assertEqual(sample(metrics, "mlpo_path_bytes_total", **of_path), path[key])
                 self.assertEqual(sample(metrics, "mlpo_path_errors_total", **of_path), path[errors])
+            for key in ("checksum_mismatches", "checksum_errors"):
+                self.assertEqual((path[key], sample(metrics, f"mlpo_path_{key}_total", path=path["name"])), (0, 0))
             self.assertEqual(sample(metrics, "mlpo_path_state", path=path["name"], state=path["state"]), 1)
             info = {"path": path["name"], "directory": path["directory"], "engine": path["engine"]}
             self.assertEqual(sample(metrics, "mlpo_path_info", **info), 1)

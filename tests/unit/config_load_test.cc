@@ -40,6 +40,7 @@ target = "avx2"
 queue_blocks = 8
 no_path_timeout = 45
 piece = "4MiB"
+integrity = false
 
 [[path]]
 name = "nvme"
@@ -83,6 +84,7 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.scheduler.queue_blocks == 8);
   CHECK(config.scheduler.no_path_timeout_s == 45);
   CHECK(config.scheduler.piece_bytes == 4194304);
+  CHECK_FALSE(config.scheduler.integrity);
   REQUIRE(config.paths.size() == 2);
   CHECK(config.paths[0].name == "nvme");
   CHECK(config.paths[0].directory == "/mnt/nvme");
@@ -113,7 +115,7 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
   const Config config = scene.Good(scene.LoadText(kEverySetting));
   CheckEverySetting(config);
   CHECK(config.origins.at("memory.pool") == (scene.dir() / "mlpo.toml") + ":15");
-  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":40");
+  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":41");
   CHECK(config.origins.at("path.pfs.capacity") == "default");
 }
 
@@ -241,7 +243,7 @@ TEST_CASE("LoadConfig.PathFlagsReplaceTheFilesPathsAndKeepTheirSettings") {
   CHECK(config.paths[2].name == "data-2");  // made unique
   CHECK(config.paths[3].name == "root");
   CHECK(config.origins.at("path.data.directory") == "command line --path");
-  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":38");
+  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":39");
 }
 
 TEST_CASE("LoadConfig.RelativeFlagsAreMadeAbsolute") {
