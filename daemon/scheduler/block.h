@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/scheduler/block_layout.h"
 #include "daemon/scheduler/step_record.h"
 #include "daemon/scheduler/window.h"
 #include "daemon/types/ids.h"
@@ -37,12 +38,6 @@ enum class BlockState : uint8_t {
   kDirty,     // in its buffer only
   kFlushing,  // a write of its buffer is in flight
 };
-
-// Parts of a block's buffer or content.
-inline constexpr uint8_t kPartMaster = 1;
-inline constexpr uint8_t kPartMoments = 2;  // both
-inline constexpr uint8_t kPartState = kPartMaster | kPartMoments;
-inline constexpr uint8_t kPartGradient = 4;  // of the open window, where GRAD copies it (SubgroupSpec::kept_as)
 
 struct Extent {
   PathIndex path = kNone;

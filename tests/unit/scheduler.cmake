@@ -17,6 +17,7 @@ if(NOT MLPO_SANITIZE)  # it measures time
 endif()
 mlpo_test(scheduler_properties_test LIBS mlpo_fake_tier
   SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_properties_test.cc)
+mlpo_test(block_layout_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/block_layout_test.cc)
 mlpo_test(window_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/window_test.cc)
 mlpo_test(scheduler_limit_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_limit_test.cc)
 mlpo_test(path_model_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/path_model_test.cc)
