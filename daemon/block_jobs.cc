@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "daemon/base/checksum.h"
 #include "daemon/base/client_memory.h"
 #include "proto/abi.h"
 
@@ -15,8 +16,47 @@ uint32_t PieceCount(uint64_t count, uint64_t per_piece) {
 
 }  // namespace
 
-BlockJob::BlockJob(Block& block, std::byte* buffer)
+CheckedJob::CheckedJob(Block& block, std::byte* buffer, uint8_t check, uint8_t form)
     : block_(block),
+      buffer_(buffer),
+      layout_(Scheduler::LayoutOf(block)),
+      check_(ArraysOf(check)),
+      form_(ArraysOf(form)),
+      checksums_(block.checksums.data()),
+      only_(block.wrong == nullptr ? std::vector<uint8_t>() : block.wrong->arrays) {
+  pieces = layout_.pieces();
+  if (check_ != 0) wrong_.resize(pieces);
+}
+
+void CheckedJob::Finish(Scheduler& scheduler, int64_t now_ns) {
+  const bool right = std::all_of(wrong_.begin(), wrong_.end(), [](uint8_t arrays) { return arrays == 0; });
+  scheduler.BlockWorkDone(block_, now_ns, right ? std::vector<uint8_t>() : std::move(wrong_));
+}
+
+uint64_t CheckedJob::ChecksumOf(int array, uint32_t piece) const {
+  const ByteSpan span = layout_.Piece(static_cast<BlockArray>(array), piece);
+  return Checksum(buffer_ + span.first, span.bytes);
+}
+
+// All of them are compared: what is wrong is read again, the rest is not.
+bool CheckedJob::IsRight(uint32_t piece) {
+  if (check_ == 0) return true;
+  uint8_t wrong = 0;
+  for (int i = 0; i < kBlockArrays; ++i) {
+    if (check_ & 1 << i && ChecksumOf(i, piece) != checksums_[piece].array[i]) wrong |= 1 << i;
+  }
+  wrong_[piece] = wrong;
+  return wrong == 0;
+}
+
+void CheckedJob::End(uint32_t piece) {
+  for (int i = 0; i < kBlockArrays; ++i) {
+    if (form_ & 1 << i) checksums_[piece].array[i] = ChecksumOf(i, piece);
+  }
+}
+
+BlockJob::BlockJob(Block& block, std::byte* buffer, uint8_t check, uint8_t form)
+    : CheckedJob(block, buffer, check, form),
       filled_(block.filled),
       first_(block.first),
       count_(block.count),
@@ -25,10 +65,7 @@ BlockJob::BlockJob(Block& block, std::byte* buffer)
       gradient_bytes_(Scheduler::GradientBytes(block.owner->subgroup()->spec, block.count)),
       kept_as_(block.owner->subgroup()->spec.kept_as.value_or(MLPO_FLOAT32)) {
   for (int i = 0; i < 3; ++i) parts_[i] = reinterpret_cast<float*>(buffer + gradient_bytes_ + i * part_bytes_);
-  pieces = PieceCount(count_, kPieceElements);
 }
-
-void BlockJob::Finish(Scheduler& scheduler, int64_t now_ns) { scheduler.BlockWorkDone(block_, now_ns); }
 
 uint64_t BlockJob::PieceEnd(uint32_t piece) const { return std::min(count_, (piece + 1) * kPieceElements); }
 
@@ -41,8 +78,12 @@ void BlockJob::FillPiece(uint32_t piece) {
   }
 }
 
+void BlockJob::ZeroPadding() {
+  for (float* part : parts_) std::fill(part + count_, part + part_bytes_ / sizeof(float), 0.0f);
+}
+
 UpdateJob::UpdateJob(const Op& op, Block& block, std::byte* buffer)
-    : BlockJob(block, buffer),
+    : BlockJob(block, buffer, block.unchecked, block.form ? kPartState : 0),
       segments_(op.segments),
       hyper_(op.request.hyper),
       grad_dtype_(gradient_bytes_ > 0 ? kept_as_ : op.subgroup()->spec.grad_dtype),
@@ -51,6 +92,7 @@ UpdateJob::UpdateJob(const Op& op, Block& block, std::byte* buffer)
       param_(op.InSlot(op.subgroup()->spec.param)) {}
 
 void UpdateJob::RunPiece(uint32_t piece) {
+  if (!Begin(piece)) return;
   FillPiece(piece);
   const uint64_t begin = first_ + PieceBegin(piece);
   const uint64_t end = first_ + PieceEnd(piece);
@@ -77,10 +119,11 @@ void UpdateJob::RunPiece(uint32_t piece) {
     range.param = param_ + from * ElementBytes(dtype_);
     AdamUpdate(scalars, range);
   }
+  End(piece);
 }
 
 GradientJob::GradientJob(const Op& op, Block& block, std::byte* buffer)
-    : BlockJob(block, buffer),
+    : BlockJob(block, buffer, 0, block.form ? kPartGradient : 0),
       segments_(op.segments),
       grad_dtype_(op.subgroup()->spec.grad_dtype),
       grad_(op.InSlot(op.subgroup()->spec.grad)) {}
@@ -111,15 +154,21 @@ void GradientJob::RunPiece(uint32_t piece) {
     done = (from - first_ + count) * size;
   }
   ZeroTo(done, piece + 1 == pieces ? gradient_bytes_ : PieceEnd(piece) * size);
+  End(piece);
 }
 
 StateJob::StateJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging)
-    : BlockJob(block, buffer), submission_(op.request.submission), staging_(staging) {}
+    : BlockJob(block, buffer, block.unchecked & kPartState, 0), submission_(op.request.submission), staging_(staging) {}
 
 void StateJob::RunPiece(uint32_t piece) {
-  FillPiece(piece);
   const uint64_t begin = std::max(first_ + PieceBegin(piece), submission_.first);
   const uint64_t end = std::min(first_ + PieceEnd(piece), submission_.first + submission_.count);
+  // What is written over as a whole may have been anything.
+  const bool replaced = submission_.op == MLPO_OP_WRITE_STATE && submission_.arg == MLPO_PART_STATE &&
+                        begin == first_ + PieceBegin(piece) && end == first_ + PieceEnd(piece);
+  if (!IsToDo(piece) || (!replaced && !IsRight(piece))) return;
+  FillPiece(piece);
+  if (replaced && piece + 1 == pieces) ZeroPadding();
   if (begin >= end) return;
   std::byte* array = staging_ + submission_.staging_offset;
   for (int i = 0; i < 3; ++i) {
@@ -136,20 +185,18 @@ void StateJob::RunPiece(uint32_t piece) {
 }
 
 ObjectJob::ObjectJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging)
-    : block_(block),
+    : CheckedJob(block, buffer, block.unchecked, 0),
       writes_(op.kind() == MLPO_OP_FLUSH),
       empty_(block.filled == 0),
       bytes_((block.count + MLPO_ALIGN - 1) / MLPO_ALIGN * MLPO_ALIGN),
       begin_(std::max(block.first, op.request.submission.first) - block.first),
       end_(std::min(block.first + block.count, op.request.submission.first + op.request.submission.count) -
            block.first),
-      buffer_(buffer),
-      staged_(staging + op.request.submission.staging_offset + (block.first + begin_ - op.request.submission.first)) {
-  pieces = PieceCount(bytes_, kPieceBytes);
-}
+      staged_(staging + op.request.submission.staging_offset + (block.first + begin_ - op.request.submission.first)) {}
 
 // Whatever the buffer held before is somebody else's: what is not written is zeroed, the padding, too.
 void ObjectJob::RunPiece(uint32_t piece) {
+  if (!Begin(piece)) return;
   const uint64_t first = piece * kPieceBytes;
   const uint64_t last = std::min(bytes_, first + kPieceBytes);
   const uint64_t begin = std::clamp(begin_, first, last);
@@ -166,8 +213,6 @@ void ObjectJob::RunPiece(uint32_t piece) {
     CopyClientMemory(staged, buffer_ + begin, end - begin);
   }
 }
-
-void ObjectJob::Finish(Scheduler& scheduler, int64_t now_ns) { scheduler.BlockWorkDone(block_, now_ns); }
 
 StatsJob::StatsJob(Op* op)
     : op_(op), grad_(op->InSlot(op->subgroup()->spec.grad)), dtype_(op->subgroup()->spec.grad_dtype) {

@@ -231,6 +231,7 @@ Status Daemon::StartLoop() {
   options.policy = PolicyOf(config_.scheduler.policy);
   options.order = OrderOf(config_.scheduler.order);
   options.learn = config_.scheduler.learn;
+  options.integrity = config_.scheduler.integrity;
   options.seed = std::hash<std::string>()(config_.daemon.node);
   options.paths = parameters_;
   for (const auto& path : paths_) {

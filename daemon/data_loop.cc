@@ -392,6 +392,27 @@ void DataLoop::StartBlockWork(const Op& op, Block& block) {
   Start(std::move(job), op, block.index);
 }
 
+void DataLoop::StartChecksums(Block& block, uint8_t parts) {
+  auto job = std::make_unique<ChecksumJob>(block, parts, parts_.pool->data(block.buffer));
+  job->node = parts_.pool->piece(parts_.pool->piece_of(block.buffer)).node;
+  if (scheduler_.tracing()) {
+    job->spans.resize(job->pieces);
+    job->label = scheduler_.TraceLabel(block);
+  }
+  Submit(std::move(job));
+}
+
+void DataLoop::ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) {
+  uint64_t suppressed = 0;  // clients can ask for what is lost as often as they like
+  if (!(again ? lost_blocks_ : wrong_checksums_).Allow(NowNs(), &suppressed)) return;
+  const Subgroup* subgroup = block.owner->subgroup();
+  const std::string name = subgroup == nullptr ? block.owner->Name() : "subgroup " + std::to_string(subgroup->spec.id);
+  spdlog::log(again ? spdlog::level::err : spdlog::level::warn,
+              "event={} path={} session={} of=\"{}\" block={} file_offset={} pieces={} suppressed={}",
+              again ? "block_lost" : "wrong_checksum", scheduler_.PathName(path), block.owner->session->id, name,
+              block.index, Path::kFileHeaderBytes + block.extent.offset, pieces, suppressed);
+}
+
 void DataLoop::StartStats(Op& op) {
   auto job = std::make_unique<StatsJob>(&op);
   if (const LoopSession* session = Find(op.request.session)) job->node = session->identity.numa_node;
@@ -403,6 +424,10 @@ void DataLoop::Start(std::unique_ptr<SchedulerJob> job, const Op& op, uint32_t b
     job->spans.resize(job->pieces);
     job->label = scheduler_.TraceLabel(op, block);
   }
+  Submit(std::move(job));
+}
+
+void DataLoop::Submit(std::unique_ptr<SchedulerJob> job) {
   Job* submitted = job.get();
   jobs_[submitted] = std::move(job);
   parts_.workers->Submit(submitted);

@@ -18,6 +18,7 @@
 
 #include "daemon/adam/worker_pool.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/base/thread.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/block_jobs.h"
@@ -111,6 +112,7 @@ class DataLoop : private SchedulerActions {
   void Break(LoopSession& session, std::string reason);
   void Publish();
   void Start(std::unique_ptr<SchedulerJob> job, const Op& op, uint32_t block);
+  void Submit(std::unique_ptr<SchedulerJob> job);
   void TraceSpans(const SchedulerJob& job);
   void FillTotals(Snapshot* snapshot, int64_t now_ns) const;
   bool RingHasWork(LoopSession& session);
@@ -122,6 +124,8 @@ class DataLoop : private SchedulerActions {
   // SchedulerActions
   void StartTransfer(const Transfer& transfer) override;
   void StartBlockWork(const Op& op, Block& block) override;
+  void StartChecksums(Block& block, uint8_t parts) override;
+  void ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) override;
   void StartStats(Op& op) override;
   Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) override;
   void CopyPiece(const Op& op, std::vector<std::byte>& memory) override;
@@ -148,6 +152,7 @@ class DataLoop : private SchedulerActions {
 
   int64_t next_tick_ns_ = 0;
   int64_t next_trace_ns_ = 0;  // of the pool
+  RateLimit wrong_checksums_{kNsPerS}, lost_blocks_{kNsPerS};
   uint64_t lost_wakeups_ = 0;
   bool lent_ = false;  // buffers are, from LendBuffers to the calibration's end
   std::unique_ptr<Calibration> calibration_;

@@ -1,7 +1,8 @@
 // Block, who has blocks (Subgroup; Object in object.h), and Op: what the scheduler moves. Data only; scheduler.h has
 // the rules.
 //
-// Owner: the data thread. While a block is kWorking, workers use `buffer`, `fill` and the Op read-only.
+// Owner: the data thread. While a block is kWorking, or its checksums are being formed, workers use `buffer`, `filled`
+// and the Op read-only, and the checksums of the piece that they have.
 #pragma once
 
 #include <boost/intrusive/list.hpp>
@@ -45,6 +46,13 @@ struct Extent {
   uint64_t bytes = 0;
 };
 
+// What of a block was not as it had been written, and is read again, into its place.
+struct WrongPieces {
+  std::vector<uint8_t> arrays;  // by piece: bits; 0: the piece was right, and its work is done
+  std::vector<ByteSpan> spans;
+  size_t next = 0;  // of spans: the one that is being read
+};
+
 struct Block {
   BlockOwner* owner = nullptr;
   uint32_t index = 0;  // in the owner
@@ -54,13 +62,19 @@ struct Block {
   bool ahead = false;       // fetched before anybody asked, and not used since
   bool grad_saved = false;  // the extent has the gradient
   bool lone_grad = false;   // its buffer has the gradient only, which is nowhere else; its state is in its extent
+  uint8_t summed = 0;       // parts of which `checksums` are those of its content; of all that an extent has
+  uint8_t unchecked = 0;    // parts that the buffer has from an extent and that have not been compared with them
+  bool form = false;        // the work that it is in forms them anew
+  bool damaged = false;     // its content is lost: nothing is given out until all of the subgroup has been written
   uint64_t first = 0;       // element of the subgroup, or byte of the object
   uint64_t count = 0;
   uint32_t epoch = 0;   // of its last update
   int64_t used_ns = 0;  // when work on it last ended
   BufferIndex buffer = kNone;
   Extent extent;
-  Op* want = nullptr;  // the running operation that still needs this block
+  Op* want = nullptr;                     // the running operation that still needs this block
+  std::vector<PieceChecksums> checksums;  // by piece; empty as long as none were formed
+  std::unique_ptr<WrongPieces> wrong;
 
   boost::intrusive::list_member_hook<> list_hook;    // in one of the lists of blocks that are not wanted
   boost::intrusive::set_member_hook<> pending_hook;  // kAway and wanted
@@ -141,6 +155,7 @@ struct Subgroup : BlockOwner {
   bool update_queued = false;    // there is never more than one
   bool params_valid = false;     // the slot holds the last update's parameters
   bool torn = false;
+  uint32_t damaged = 0;        // blocks; then it is torn
   mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
   uint16_t torn_flags = 0;
   Coverage torn_written;  // what WRITE_STATE has written since

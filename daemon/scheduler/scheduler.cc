@@ -291,6 +291,8 @@ void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) co
   snapshot->scratch_bytes = path.extent_bytes;
   snapshot->read_errors = path.read_errors;
   snapshot->write_errors = path.write_errors;
+  snapshot->checksum_mismatches = path.checksum_mismatches;
+  snapshot->checksum_errors = path.checksum_errors;
   snapshot->read_bytes = path.read_bytes;
   snapshot->written_bytes = path.written_bytes;
   snapshot->read_bytes_per_s = path.read_rate.PerSecond(now_ns);

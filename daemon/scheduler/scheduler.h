@@ -26,6 +26,9 @@
 //   they want what must go for it: for the step under way some blocks, for the next one so few that it stays busy,
 //   since each costs a buffer that could have kept another. Then nothing moves until asked.
 // - A path's transfers may be held to turns (turn.h): within them the rules above choose.
+// - With `integrity`, nothing is written whose checksums are not known, and nothing that was read is used before they
+// have
+//   been compared (scheduler_integrity.cc).
 //
 // Operations of one subgroup: GRADs run side by side; everything else waits for them and runs one at a time. So do the
 // pieces of one version of a named object (object.h).
@@ -65,6 +68,11 @@ class SchedulerActions {
   // UPDATE, READ_STATE, WRITE_STATE, or a piece of FETCH or FLUSH, of op on one block in its buffer; answered by
   // BlockWorkDone.
   virtual void StartBlockWork(const Op& op, Block& block) = 0;
+  // Forms block.checksums of `parts`, which its buffer has; answered by ChecksumsFormed.
+  virtual void StartChecksums(Block& block, uint8_t parts) = 0;
+  // For the log: so many pieces of a block's arrays were not what had been written to the path; `again`: nor when they
+  // were read again, or that failed.
+  virtual void ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) = 0;
   // The chunks of op.stats of a GRAD; answered by StatsDone.
   virtual void StartStats(Op& op) = 0;
   // READ_STATE or WRITE_STATE of step counts: between op's staging area and tensors[first, first + count).
@@ -98,8 +106,9 @@ class Scheduler {
     int64_t no_path_timeout_ns = 0;
     Policy policy = Policy::kAdaptive;
     Order order = Order::kAdaptive;
-    bool learn = true;  // speeds, from what the paths do
-    uint64_t seed = 0;  // of the path model
+    bool learn = true;       // speeds, from what the paths do
+    bool integrity = false;  // blocks on paths have checksums
+    uint64_t seed = 0;       // of the path model
     std::vector<PathParameters> paths;
     std::vector<std::string> path_names;                // for messages
     std::vector<TurnRules> turns;                       // per path; empty: none
@@ -125,7 +134,10 @@ class Scheduler {
   // A validated request: handles, ranges and hyper-parameters are good. Answered by exactly one Complete.
   void Submit(const Request& request, int64_t now_ns);
   void TransferDone(const TransferResult& result, int64_t now_ns);
-  void BlockWorkDone(Block& block, int64_t now_ns);
+  // `wrong`: by piece, bits of arrays whose checksums were others than block.checksums: such a piece was left alone.
+  // Empty: none.
+  void BlockWorkDone(Block& block, int64_t now_ns, std::vector<uint8_t> wrong = {});
+  void ChecksumsFormed(Block& block, int64_t now_ns);
   void StatsDone(Op* op, int64_t now_ns);
   // `bytes`, ticket: as asked. The store's files, unless it failed.
   void RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, Failure failure,
@@ -138,11 +150,12 @@ class Scheduler {
   // At most `count` buffers, to be used for something else until TakeBack; fewer, or none, if they are in use.
   std::vector<BufferIndex> LendBuffers(uint32_t count);
   void TakeBack(const std::vector<BufferIndex>& buffers, int64_t now_ns);
+  const std::string& PathName(PathIndex path) const { return options_.path_names[path]; }
   // What is known of a path, from now on.
   void SetPath(PathIndex path, const PathParameters& parameters);
 
   // No request is unanswered and nothing is in flight.
-  bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0; }
+  bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0 && forming_.empty(); }
   // For validation of submissions; nullptr if the session has no such subgroup.
   const Subgroup* FindSubgroup(SessionId session, SubgroupId subgroup) const;
 
@@ -158,6 +171,7 @@ class Scheduler {
   // What a worker did of a job for an operation on `owner`; with its names and block.
   void TraceWork(const TraceRecord& record);
   TraceRecord TraceLabel(const Op& op, uint32_t block);
+  TraceRecord TraceLabel(const Block& block);  // of its checksums
   void TracePool(int64_t now_ns);
 
   // Bytes of one block's parts on storage and in its buffer: master, first and second moments, each padded to
@@ -170,6 +184,7 @@ class Scheduler {
   // if not even the smallest block's do.
   static uint64_t BlockElements(const SubgroupSpec& spec, uint64_t block_elements);
   static uint32_t BlockCount(const SubgroupSpec& spec, uint64_t block_elements);
+  static BlockLayout LayoutOf(const Block& block);
 
  private:
   struct PathState {
@@ -186,6 +201,8 @@ class Scheduler {
     uint32_t write_failures = 0;  // in a row
     uint64_t read_errors = 0;
     uint64_t write_errors = 0;
+    uint64_t checksum_mismatches = 0;
+    uint64_t checksum_errors = 0;
     uint64_t read_bytes = 0;
     uint64_t written_bytes = 0;
     RateMeter read_rate;
@@ -198,6 +215,13 @@ class Scheduler {
     Extent extent;
     uint8_t parts = 0;
     uint64_t turn = 0;  // its number
+  };
+  // A write that waits for checksums; it has its place in the path's queue.
+  struct Forming {
+    Extent extent;
+    uint8_t parts = 0;    // that are to be written
+    uint8_t missing = 0;  // of these, that had no checksums
+    uint64_t turn = 0;
   };
 
   void SetLowWater();
@@ -295,12 +319,19 @@ class Scheduler {
   void MaybeGone(BlockOwner& owner);
   void MaybeGone(Session& session);
   static uint64_t ContentBytes(const Block& block);
-  struct Span {
-    uint64_t first = 0;  // bytes of the buffer, and of the extent
-    uint64_t bytes = 0;
-  };
-  static Span SpanOf(const Block& block, uint8_t parts);
+  static ByteSpan SpanOf(const Block& block, uint8_t parts);
   uint64_t ExtentBytes(const Block& block) const;
+  // Integrity: scheduler_integrity.cc
+  static void NeedChecksums(Block& block);
+  void FoundWrong(Block& block, std::vector<uint8_t> arrays);
+  void ReadAgain(Block& block, std::vector<uint8_t> arrays);
+  void ReadNextPiece(Block& block);
+  void PieceRead(Block& block, int error);
+  void Lose(Block& block, int error);
+  Failure WhatIsLost(const Block& block, const WrongPieces& wrong, int error) const;
+  void DropDamaged(Block& block);
+  static Failure CheckDamage(const Op& op);
+  static void Heal(Subgroup& subgroup);
   // Movement: scheduler_pump.cc
   void Pump();
   void PumpFlushes();
@@ -314,7 +345,8 @@ class Scheduler {
   int64_t NextUse(const Session& session, int64_t used_ns) const;
   int64_t AboutToBeUsed(const Block& block) const;
   PathIndex ChooseReadPath();
-  void Move(Block& block, Direction direction, Extent extent, uint8_t parts);
+  uint64_t TakeTurn(const Block& block, PathIndex path, Direction direction);
+  void Move(Block& block, Direction direction, Extent extent, uint8_t parts, ByteSpan span, uint64_t turn);
   void StartWrite(Block& block, Extent extent, uint8_t parts);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);
@@ -351,6 +383,7 @@ class Scheduler {
   uint64_t small_objects_bytes_ = 0;  // in use
   std::map<uint64_t, InFlight> transfers_;
   uint64_t next_transfer_ = 1;
+  std::map<Block*, Forming> forming_;
   uint64_t next_sequence_ = 1;
 
   TraceLog trace_;

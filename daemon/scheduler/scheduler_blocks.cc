@@ -93,6 +93,9 @@ void Scheduler::StartWork(Block& block) {
   LeaveLists(block);
   const bool alone = (block.nonzero & ~block.filled & kPartState) != 0;
   if (block.want->kind() == MLPO_OP_GRAD && alone && !block.lone_grad) BeLone(block);
+  // What a path has now is likely to go to one again; what has stayed in memory is not, and costs nothing.
+  block.form = options_.integrity && block.extent.path != kNone;
+  if (block.form) NeedChecksums(block);
   block.state = BlockState::kWorking;
   SetAhead(block, false);
   ++working_;
@@ -102,7 +105,7 @@ void Scheduler::StartWork(Block& block) {
   actions_->StartBlockWork(*block.want, block);
 }
 
-void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
+void Scheduler::BlockWorkDone(Block& block, int64_t now_ns, std::vector<uint8_t> wrong) {
   Enter(now_ns);
   Op& op = *block.want;
   Session& session = *op.session;
@@ -110,8 +113,16 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
   steps_.WorkEnds(session.steps, op.kind() == MLPO_OP_UPDATE);
   LetGo(block);
   --session.in_flight;
+  if (!wrong.empty() && !block.owner->ending) {
+    FoundWrong(block, std::move(wrong));
+    MaybeGone(session);
+    return Pump();
+  }
+  block.wrong.reset();
   block.want = nullptr;
   if (op.kind() != MLPO_OP_GRAD) {
+    const bool copy = op.kind() == MLPO_OP_READ_STATE || op.kind() == MLPO_OP_WRITE_STATE;
+    block.unchecked &= copy ? kPartGradient : 0;
     block.filled |= kPartState;
     block.used_ns = now_ns;
   }
@@ -125,8 +136,10 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
   } else if (op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH) {
     LeaveLone(block);
     ReleaseExtent(block);
+    block.summed &= op.kind() == MLPO_OP_WRITE_STATE ? kPartGradient : 0;
     if (op.kind() == MLPO_OP_UPDATE) {
       block.nonzero = block.filled = kPartState;  // the gradient is used up
+      if (block.form) block.summed = kPartState;
       block.epoch = op.request.submission.epoch;
       op.updated_any = true;
     } else if (op.kind() == MLPO_OP_FLUSH) {
@@ -188,7 +201,8 @@ void Scheduler::DropBuffer(Block& block) {
   LeaveLone(block);
   free_.Give(block.buffer);
   block.buffer = kNone;
-  block.filled = 0;
+  block.filled = block.unchecked = 0;
+  block.wrong.reset();
   SetAhead(block, false);
   block.state = BlockState::kAway;
   if (block.want == nullptr) SettleAway(block);
@@ -226,7 +240,7 @@ uint64_t Scheduler::ContentBytes(const Block& block) {
 }
 
 // Where parts lie: the gradient, the master parameters, both moments. What is transferred is one span.
-Scheduler::Span Scheduler::SpanOf(const Block& block, uint8_t parts) {
+ByteSpan Scheduler::SpanOf(const Block& block, uint8_t parts) {
   const Subgroup* subgroup = block.owner->subgroup();
   if (subgroup == nullptr) return {0, ContentBytes(block)};
   const uint64_t gradient = GradientBytes(subgroup->spec, block.count);

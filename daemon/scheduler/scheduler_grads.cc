@@ -104,6 +104,7 @@ void Scheduler::GradientCopied(const Op& op, Block& block) {
   block.nonzero |= kPartGradient;
   block.filled |= kPartGradient;
   block.grad_saved = false;
+  block.summed = block.form ? block.summed | kPartGradient : block.summed & ~kPartGradient;
 }
 
 void Scheduler::EndGrad(Op& op) {
@@ -141,6 +142,8 @@ void Scheduler::DropGradient(Block& block) {
   LeaveLone(block);
   block.nonzero &= ~kPartGradient;
   block.filled &= ~kPartGradient;
+  block.summed &= ~kPartGradient;
+  block.unchecked &= ~kPartGradient;
   block.grad_saved = false;
   const bool moves = block.state == BlockState::kFlushing || block.state == BlockState::kFetching;
   if (block.nonzero == 0 && !moves) {

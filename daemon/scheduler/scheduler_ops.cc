@@ -217,6 +217,7 @@ Failure Scheduler::BeginOp(Op& op) {
   if (op.kind() == MLPO_OP_UPDATE) return BeginUpdate(op);
   const mlpo_submission& submission = op.request.submission;
   if (submission.arg == MLPO_PART_STEP || submission.count == 0) return {};  // done in EndFront
+  if (Failure damage = CheckDamage(op); damage.status != 0) return damage;
   WantRange(op);
   return {};
 }
@@ -237,6 +238,7 @@ void Scheduler::WantRange(Op& op) {
 
 Failure Scheduler::BeginUpdate(Op& op) {
   Subgroup& subgroup = *op.subgroup();
+  if (Failure damage = CheckDamage(op); damage.status != 0) return damage;
   if (subgroup.grad_lost.status != 0) return subgroup.grad_lost;
   Failure failure = subgroup.window.CheckComplete();
   if (failure.status != 0) return failure;
@@ -424,6 +426,7 @@ void Scheduler::EndWrite(Op& op) {
   subgroup.torn = false;
   subgroup.params_valid = false;
   ClearWindow(subgroup);
+  Heal(subgroup);
   for (Block& block : subgroup.blocks) block.epoch = subgroup.epoch;
   SettleLentSlot(subgroup);
 }

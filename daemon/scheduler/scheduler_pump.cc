@@ -57,13 +57,19 @@ bool Scheduler::YieldTurns() {
   return yielded;
 }
 
-// Starts the transfer of a block's parts between its buffer and an extent.
-void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t parts) {
-  const Span span = SpanOf(block, parts);
+// A transfer of a block that has left its lists; the number of its turn.
+uint64_t Scheduler::TakeTurn(const Block& block, PathIndex path, Direction direction) {
+  const Session& session = *block.owner->session;
+  return paths_[path].turn.Started(session.id, direction, session.pending[path].size() + session.dirty.size() + 1);
+}
+
+// Starts the transfer of a block's parts, or of some bytes of them, between its buffer and an extent.
+void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t parts, ByteSpan span, uint64_t turn) {
   InFlight in_flight;
   in_flight.block = &block;
   in_flight.extent = extent;
   in_flight.parts = parts;
+  in_flight.turn = turn;
   Transfer& transfer = in_flight.transfer;
   transfer.id = next_transfer_++;
   transfer.direction = direction;
@@ -73,9 +79,6 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t p
   transfer.buffer_offset = span.first;
   transfer.offset = options_.extents_offset_bytes + extent.offset + span.first;
   transfer.bytes = span.bytes;
-  const Session& session = *block.owner->session;
-  in_flight.turn = paths_[transfer.path].turn.Started(session.id, direction,
-                                                      session.pending[transfer.path].size() + session.dirty.size() + 1);
   transfers_[transfer.id] = in_flight;
   model_.Started(transfer.path, direction, now_ns_);
   steps_.TransferBegins(block.owner->session->steps, transfer);
@@ -209,7 +212,13 @@ void Scheduler::StartWrite(Block& block, Extent extent, uint8_t parts) {
   ++paths_[extent.path].writes;
   ++flushing_;
   Hold(block);
-  Move(block, Direction::kWrite, extent, parts);
+  const uint64_t turn = TakeTurn(block, extent.path, Direction::kWrite);
+  const uint8_t missing = options_.integrity ? parts & ~block.summed : 0;
+  if (missing == 0) return Move(block, Direction::kWrite, extent, parts, SpanOf(block, parts), turn);
+  NeedChecksums(block);
+  forming_[&block] = {extent, parts, missing, turn};
+  steps_.ChecksumsBegin();
+  actions_->StartChecksums(block, missing);
 }
 
 void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& result) {
@@ -340,7 +349,9 @@ void Scheduler::StartRead(Block& block, BufferIndex buffer) {
   block.state = BlockState::kFetching;
   ++paths_[block.extent.path].reads;
   Hold(block);
-  Move(block, Direction::kRead, block.extent, block.nonzero & ~block.filled);
+  const uint8_t parts = block.nonzero & ~block.filled;
+  const uint64_t turn = TakeTurn(block, block.extent.path, Direction::kRead);
+  Move(block, Direction::kRead, block.extent, parts, SpanOf(block, parts), turn);
 }
 
 void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result) {
@@ -356,6 +367,7 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     DropBuffer(block);
     return MaybeGone(*block.owner);
   }
+  if (block.wrong != nullptr) return PieceRead(block, result.error);
   if (result.error != 0) {
     ++path.read_errors;
     block.want = nullptr;
@@ -386,6 +398,7 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   }
   block.filled |= block.nonzero;
   if (block.nonzero & kPartMoments) block.filled |= kPartMaster;
+  if (options_.integrity) block.unchecked |= in_flight.parts & block.nonzero;
   if (op != nullptr && op->failure.status == 0) return StartWork(block);
   block.want = nullptr;
   SettleInMemory(block);

@@ -47,7 +47,7 @@ FakeTier::FakeTier(Scheduler::Options options, std::vector<PathSpeed> speeds, in
 
 FakeTier::FakeTier(Scheduler::Options options, std::vector<PathSpeed> speeds, Work work)
     : options_(std::move(options)), work_(work) {
-  for (const PathSpeed& speed : speeds) paths_.push_back({SimulatedPath(speed), {}, nullptr});
+  for (const PathSpeed& speed : speeds) paths_.push_back({SimulatedPath(speed), {}, nullptr, nullptr});
   options_.path_names.resize(options_.paths.size(), "path");
   scheduler_ = std::make_unique<Scheduler>(options_, this);
   buffers_.resize(options_.buffers);
@@ -285,6 +285,12 @@ void FakeTier::StartTransfer(const Transfer& transfer) {
   Use(transfer.buffer, Use::kTransfer);
   CheckAlone(transfer);
   if (on_transfer) on_transfer(transfer);
+  if (options_.integrity && transfer.direction == Direction::kWrite) {
+    const Buffer& buffer = buffers_[transfer.buffer];
+    const uint64_t gradient = transfer.buffer_offset == 0 ? std::min(buffer.gradient_bytes, transfer.bytes) : 0;
+    const uint8_t parts = (gradient > 0 ? kPartGradient : 0) | (transfer.bytes > gradient ? kPartState : 0);
+    if ((parts & ~buffer.summed) != 0) Violate("bytes without checksums are written");
+  }
   Path& path = paths_[transfer.path];
   PathCounts& counts = path.counts;
   counts.most_in_flight = std::max(counts.most_in_flight, ++counts.in_flight);
@@ -317,19 +323,36 @@ void FakeTier::EndTransfer(const Transfer& transfer) {
   Call([&] { scheduler_->TransferDone(result, now_ns_); });
 }
 
-// The state, the gradient in front of it, or both: each as it was written.
+// Of what was stored, all or some.
+void FakeTier::Bring(const Transfer& transfer, const Stored& stored, Buffer* buffer) {
+  const Path& path = paths_[transfer.path];
+  buffer->flipped &= ~stored.part();
+  if (stored.flipped || (path.flip && path.flip(transfer, buffer->read_again))) buffer->flipped |= stored.part();
+  buffer->summed |= stored.part();
+}
+
+// The state, the gradient in front of it, or both: each as it was written; or some of one of them, once more.
 void FakeTier::Read(const Transfer& transfer, const File& file, Buffer* buffer) {
+  auto around = file.upper_bound(transfer.offset);
+  if (around != file.begin()) {
+    --around;
+    const uint64_t end = transfer.offset + transfer.bytes, stored_end = around->first + around->second.bytes;
+    const bool some = end <= stored_end && transfer.bytes < around->second.bytes;
+    if (some && buffer->read_again) return Bring(transfer, around->second, buffer);
+  }
   auto it = file.find(transfer.offset);
   uint64_t left = transfer.bytes;
   if (it != file.end() && it->second.gradient && it->second.bytes <= left) {
     buffer->gradient = it->second.token;
     buffer->gradient_bytes = it->second.bytes;
+    Bring(transfer, it->second, buffer);
     left -= it->second.bytes;
     it = file.find(transfer.offset + buffer->gradient_bytes);
     if (left == 0) return;
   }
   const bool whole = it != file.end() && !it->second.gradient && it->second.bytes == left;
   buffer->token = whole ? it->second.token : kGarbage;
+  if (whole) Bring(transfer, it->second, buffer);
 }
 
 void FakeTier::Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good) {
@@ -340,9 +363,13 @@ void FakeTier::Write(const Transfer& transfer, File* file, const Buffer& buffer,
   }
   while (it != file->end() && it->first < transfer.offset + transfer.bytes) it = file->erase(it);
   const uint64_t gradient = transfer.buffer_offset == 0 ? std::min(buffer.gradient_bytes, transfer.bytes) : 0;
-  if (gradient > 0) (*file)[transfer.offset] = {gradient, good ? buffer.gradient : kGarbage, true};
+  const auto flipped = [&](uint8_t part) { return (buffer.flipped & part) != 0; };
+  if (gradient > 0) {
+    (*file)[transfer.offset] = {gradient, good ? buffer.gradient : kGarbage, true, flipped(kPartGradient)};
+  }
   if (transfer.bytes == gradient) return;
-  (*file)[transfer.offset + gradient] = {transfer.bytes - gradient, good ? buffer.token : kGarbage, false};
+  (*file)[transfer.offset + gradient] = {transfer.bytes - gradient, good ? buffer.token : kGarbage, false,
+                                         flipped(kPartState)};
 }
 
 // ---- Workers ----
@@ -352,10 +379,42 @@ void FakeTier::Occupy(int64_t work_ns, std::function<void()> then) {
   At(worker_busy_ns_, std::move(then));
 }
 
+// Wrong bytes are in the last piece: of the state, in its master parameters.
+std::vector<uint8_t> FakeTier::Compare(const Op& op, const Block& block, const Buffer& buffer) {
+  uint8_t flipped =
+      buffer.flipped & block.filled & (op.kind() == MLPO_OP_UPDATE ? kPartState | kPartGradient : kPartState);
+  if (!(block.nonzero & kPartGradient)) flipped &= ~kPartGradient;
+  if (!options_.integrity || flipped == 0) return {};
+  const bool compared = (!(flipped & kPartState) || block.unchecked & kPartState) &&
+                        (!(flipped & kPartGradient) || block.unchecked & kPartGradient);
+  if (!compared) Violate(block.owner->Name() + " block " + std::to_string(block.index) + ": wrong bytes are used");
+  std::vector<uint8_t> wrong(Scheduler::LayoutOf(block).pieces());
+  if (flipped & kPartState) wrong.back() |= 1 << kArrayMaster;
+  if (flipped & kPartGradient) wrong.back() |= 1 << kArrayGradient;
+  return wrong;
+}
+
+void FakeTier::StartChecksums(Block& block, uint8_t parts) {
+  const Outside outside(this);
+  Use(block.buffer, Use::kWork);
+  ++passes_;
+  const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
+  Occupy(static_cast<int64_t>(std::min(1.0, part) * static_cast<double>(work_.block_ns)),
+         [this, index = block.buffer, parts, &block] {
+           buffers_[index].use = Use::kIdle;
+           buffers_[index].summed |= (parts & kPartState ? kPartState : 0) | (parts & kPartGradient);
+           Call([&] { scheduler_->ChecksumsFormed(block, now_ns_); });
+         });
+}
+
 void FakeTier::StartBlockWork(const Op& op, Block& block) {
   const Outside outside(this);
   Use(block.buffer, Use::kWork);
   Buffer& buffer = buffers_[block.buffer];
+  if (block.filled == 0) {  // what is known of it is of another block
+    buffer.summed = buffer.flipped = 0;
+    buffer.read_again = false;
+  }
   const Subgroup* subgroup = op.subgroup();
   const uint64_t owner = subgroup != nullptr ? subgroup->spec.id : reinterpret_cast<uint64_t>(block.owner);
   uint64_t& version = versions_[BlockName{block.owner->session->id, owner, block.index}];
@@ -380,17 +439,33 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
     Violate(block.owner->Name() + " block " + std::to_string(block.index) +
             ": the buffer does not hold its newest state");
   }
+  const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
+  const auto work_ns = static_cast<int64_t>(std::min(1.0, part) * static_cast<double>(work_.block_ns));
+  std::vector<uint8_t> wrong = Compare(op, block, buffer);
+  buffer.read_again = !wrong.empty() && !buffer.read_again;
+  if (!wrong.empty()) {
+    return Occupy(work_ns, [this, index = block.buffer, wrong = std::move(wrong), &block] {
+      buffers_[index].use = Use::kIdle;
+      Call([&] { scheduler_->BlockWorkDone(block, now_ns_, wrong); });
+    });
+  }
   if (op.kind() == MLPO_OP_UPDATE) ++updates_;
   if (op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH) version = ++next_version_;
   if (subgroup != nullptr) worked_.push_back({subgroup->spec.id, block.index});
-  const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
-  Occupy(static_cast<int64_t>(std::min(1.0, part) * static_cast<double>(work_.block_ns)),
-         [this, index = block.buffer, token = version, &op, &block] {
-           if (op.kind() == MLPO_OP_UPDATE) CheckSlot(op);
-           buffers_[index].use = Use::kIdle;
-           buffers_[index].token = token;
-           Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
-         });
+  const bool changed = op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH;
+  const uint8_t gone = op.kind() == MLPO_OP_UPDATE ? kPartState | kPartGradient : kPartState;
+  const uint8_t formed = op.kind() == MLPO_OP_UPDATE && block.form ? kPartState : 0;
+  Occupy(work_ns, [this, index = block.buffer, token = version, changed, gone, formed, &op, &block] {
+    if (op.kind() == MLPO_OP_UPDATE) CheckSlot(op);
+    Buffer& done = buffers_[index];
+    done.use = Use::kIdle;
+    done.token = token;
+    if (changed) {
+      done.flipped &= ~gone;
+      done.summed = (done.summed & ~gone) | formed;
+    }
+    Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
+  });
 }
 
 void FakeTier::CopyGradient(const Op& op, Block& block, uint64_t* gradient) {
@@ -398,11 +473,14 @@ void FakeTier::CopyGradient(const Op& op, Block& block, uint64_t* gradient) {
   const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
   const uint64_t bytes = Scheduler::GradientBytes(op.subgroup()->spec, block.count);
   Occupy(static_cast<int64_t>(part * static_cast<double>(work_.stats_ns)),
-         [this, index = block.buffer, token = *gradient, bytes, &op, &block] {
+         [this, index = block.buffer, token = *gradient, bytes, form = block.form, &op, &block] {
            CheckSlot(op);
-           buffers_[index].use = Use::kIdle;
-           buffers_[index].gradient = token;
-           buffers_[index].gradient_bytes = bytes;
+           Buffer& done = buffers_[index];
+           done.use = Use::kIdle;
+           done.gradient = token;
+           done.gradient_bytes = bytes;
+           done.flipped &= ~kPartGradient;
+           done.summed = form ? done.summed | kPartGradient : done.summed & ~kPartGradient;
            Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
          });
 }

@@ -60,6 +60,10 @@ class FakeTier : public SchedulerActions {
     uint32_t most_in_flight = 0, in_flight = 0;
   };
   const PathCounts& counts(PathIndex path) const { return paths_[path].counts; }
+  // Whether a read that ends brings wrong bytes; `again`: it reads once more what was wrong. Scheduler::Options must
+  // have integrity, or nobody notices.
+  using Flip = std::function<bool(const Transfer&, bool again)>;
+  void SetFlip(PathIndex path, Flip flip) { paths_[path].flip = std::move(flip); }
   // Transfers as they are started and as they end: for tests of order.
   std::function<void(const Transfer&)> on_transfer, on_transfer_end;
 
@@ -146,6 +150,9 @@ class FakeTier : public SchedulerActions {
   // What rules were broken; empty if none.
   const std::string& violation() const { return violation_; }
   uint64_t updates() const { return updates_; }
+  uint64_t passes() const { return passes_; }  // of a block's checksums alone
+  // (pieces, again), as the scheduler told of them.
+  const std::vector<std::pair<uint64_t, bool>>& wrong_checksums() const { return wrong_checksums_; }
   // In order of their work: (subgroup, block).
   const std::vector<std::pair<SubgroupId, uint32_t>>& worked() const { return worked_; }
 
@@ -170,17 +177,24 @@ class FakeTier : public SchedulerActions {
     uint64_t token = 0;           // of the state
     uint64_t gradient = 0;        // the token of a kept one
     uint64_t gradient_bytes = 0;  // that lie in front of the state
+    // Parts (kPartState as a whole, kPartGradient) that have checksums, and in which bytes are wrong.
+    uint8_t summed = 0;
+    uint8_t flipped = 0;
+    bool read_again = false;  // what was wrong is
   };
   struct Path {
     SimulatedPath device;
     PathCounts counts;
     Fault fault;
+    Flip flip;
   };
   // What a file holds: by offset.
   struct Stored {
     uint64_t bytes;
     uint64_t token;
     bool gradient = false;
+    bool flipped = false;  // was so when it was written
+    uint8_t part() const { return gradient ? kPartGradient : kPartState; }
   };
   using File = std::map<uint64_t, Stored>;
   using BlockName = std::tuple<SessionId, uint64_t, uint32_t>;  // session, subgroup or object, index
@@ -195,6 +209,8 @@ class FakeTier : public SchedulerActions {
 
   void EndTransfer(const Transfer& transfer);
   void Read(const Transfer& transfer, const File& file, Buffer* buffer);
+  void Bring(const Transfer& transfer, const Stored& stored, Buffer* buffer);
+  std::vector<uint8_t> Compare(const Op& op, const Block& block, const Buffer& buffer);
   void Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good);
   void CheckAlone(const Transfer& transfer);
   void Add(SessionId session, SubgroupSpec spec, const std::vector<uint64_t>& tensor_counts);
@@ -205,6 +221,10 @@ class FakeTier : public SchedulerActions {
 
   void StartTransfer(const Transfer& transfer) override;
   void StartBlockWork(const Op& op, Block& block) override;
+  void StartChecksums(Block& block, uint8_t parts) override;
+  void ChecksumsWrong(const Block&, PathIndex, uint64_t pieces, bool again) override {
+    wrong_checksums_.push_back({pieces, again});
+  }
   void StartStats(Op& op) override;
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }
   void CopyPiece(const Op&, std::vector<std::byte>&) override { ++small_pieces; }
@@ -239,6 +259,8 @@ class FakeTier : public SchedulerActions {
   std::map<SessionId, bool> gone_;
   std::map<SessionId, int> asking_;  // questions for room under way
   uint64_t updates_ = 0;
+  uint64_t passes_ = 0;
+  std::vector<std::pair<uint64_t, bool>> wrong_checksums_;
   std::vector<std::pair<SubgroupId, uint32_t>> worked_;
   std::string violation_;
   bool measured_ = false;

@@ -1,7 +1,8 @@
 // Random sessions, jobs, objects, pools and paths, with failures, hangs, jitter and ends at any moment. Whatever
 // happens: every request of a session that stays is answered once and in time, no block is lost, old or mixed, no
 // buffer is used twice or before its transfer ends, counters are what the devices saw, and in the end all is free. What
-// a buffer or extent holds is checked by the tier at each use.
+// a buffer or extent holds is checked by the tier at each use. Half of the scenarios have checksums, and reads that
+// bring wrong bytes.
 //
 // MLPO_LONG=1 runs over 200 times as many. A failure names its seed; MLPO_SEED=n runs that one alone.
 #include <cerrno>
@@ -25,7 +26,7 @@ constexpr int64_t kSecond = 1'000'000'000;
 
 class Scenario {
  public:
-  explicit Scenario(uint64_t seed) : random_(seed) {
+  explicit Scenario(uint64_t seed) : random_(seed), flips_(seed) {
     const size_t paths = 1 + Below(6);
     std::vector<FakeTier::PathSpeed> speeds;
     for (size_t i = 0; i < paths; ++i) {
@@ -41,6 +42,7 @@ class Scenario {
       for (size_t i = 0; i < paths; ++i) options.turns.push_back({Below32(5), Below(2) == 0, Below(3) == 0});
     }
     options.small_objects_bytes = Below(2) * 40'000;
+    options.integrity = seed % 2 == 0;
     const int64_t block_ns = 1 + static_cast<int64_t>(Below(100'000));
     const int64_t stats_ns = static_cast<int64_t>(Below(2) * Below(50'000));
     tier_ = std::make_unique<FakeTier>(options, speeds, FakeTier::Work{block_ns, stats_ns, 1 + Below32(4)});
@@ -82,6 +84,9 @@ class Scenario {
   void AddFaults() {
     const uint64_t rate = Below(2) == 0 ? 0 : 20 + Below(100);
     for (PathIndex path = 0; path < speeds_.size(); ++path) {
+      // Some reads bring wrong bytes, once.
+      if (tier_->options().integrity)
+        tier_->SetFlip(path, [this](const Transfer&, bool again) { return !again && flips_() % 20 == 0; });
       if (Below(4) == 0) tier_->SetJitter(path, {0.1, 20'000'000, 50'000'000, Below(1000)});
       tier_->SetFault(path, [this, path, rate](const Transfer& transfer) {
         if (calm_) return 0;
@@ -226,6 +231,7 @@ class Scenario {
   }
 
   std::mt19937_64 random_;
+  std::mt19937_64 flips_;  // of its own: the scenarios are the same with and without
   std::vector<FakeTier::PathSpeed> speeds_;
   std::unique_ptr<FakeTier> tier_;
   std::map<PathIndex, int> refuses_;  // writes, with this error

@@ -1,0 +1,229 @@
+// Scheduler: checksums of blocks, and what becomes of a block that is not what was written.
+//
+// Checksums (block_layout.h: one of each piece of each array) are kept in memory, as the state on the paths lives no
+// longer than the daemon: so a write that was lost or went elsewhere is noticed like a flipped bit. Workers form them
+// behind the work that changes a block which a path has, while the piece is in their cache; else, if the block is to be
+// written after all, in a pass of its own, for which its write waits. What was read is compared by the work that uses
+// it, piece by piece, before anything of the piece is changed: a piece that is wrong is left alone, and with it the
+// gradient in its slot. It is read again into its place, once, and the work goes on with such pieces alone.
+//
+// What is wrong then, too, is lost: the operation fails. If an UPDATE has changed other pieces of the block, neither
+// its extent nor its buffer is whole: it is damaged, and its subgroup torn, until all of the state has been written.
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/clock.h"
+#include "daemon/scheduler/failure.h"
+#include "daemon/scheduler/object.h"
+#include "daemon/scheduler/scheduler.h"
+#include "daemon/scheduler/session.h"
+#include "proto/abi.h"
+
+namespace mlpo {
+namespace {
+
+std::string NamesOf(uint8_t arrays) {
+  std::string names;
+  for (int i = 0; i < kBlockArrays; ++i) {
+    if (arrays & 1 << i) names += (names.empty() ? "" : ", ") + std::string(kBlockArrayNames[i]);
+  }
+  return names;
+}
+
+}  // namespace
+
+BlockLayout Scheduler::LayoutOf(const Block& block) {
+  BlockLayout layout;
+  const Subgroup* subgroup = block.owner->subgroup();
+  if (subgroup == nullptr) {
+    layout.part_bytes = ContentBytes(block);
+    return layout;
+  }
+  layout.gradient_bytes = GradientBytes(subgroup->spec, block.count);
+  layout.gradient_element_bytes = subgroup->spec.kept_as.value_or(MLPO_FLOAT32) == MLPO_FLOAT32 ? 4 : 2;
+  layout.part_bytes = PartBytes(block.count);
+  return layout;
+}
+
+void Scheduler::NeedChecksums(Block& block) {
+  if (block.checksums.empty()) block.checksums.resize(LayoutOf(block).pieces());
+}
+
+void Scheduler::ChecksumsFormed(Block& block, int64_t now_ns) {
+  Enter(now_ns);
+  const auto it = forming_.find(&block);
+  MLPO_CHECK(it != forming_.end());
+  const Forming formed = it->second;
+  forming_.erase(it);
+  steps_.ChecksumsEnd();
+  block.summed |= formed.missing & block.nonzero;  // a gradient may have been discarded meanwhile
+  // If the owner is ending, its extents are still there: WriteDone sees to the rest.
+  Move(block, Direction::kWrite, formed.extent, formed.parts, SpanOf(block, formed.parts), formed.turn);
+  Pump();
+}
+
+// ---- Reading again ----
+
+// Work has left pieces of a block alone.
+void Scheduler::FoundWrong(Block& block, std::vector<uint8_t> arrays) {
+  Op& op = *block.want;
+  if (op.session->ending) {  // of an object, which others may read: who wants the block next compares again
+    block.wrong.reset();
+    block.want = nullptr;
+    SettleInMemory(block);
+    return BlockDone(op);
+  }
+  if (block.wrong == nullptr) return ReadAgain(block, std::move(arrays));
+  block.wrong->arrays = std::move(arrays);
+  Lose(block, 0);
+}
+
+void Scheduler::ReadAgain(Block& block, std::vector<uint8_t> arrays) {
+  auto wrong = std::make_unique<WrongPieces>();
+  const BlockLayout layout = LayoutOf(block);
+  uint64_t pieces = 0;
+  for (const int array : {kArrayGradient, kArrayMaster, kArrayExpAvg, kArrayExpAvgSq}) {  // as they lie
+    for (uint32_t piece = 0; piece < arrays.size(); ++piece) {
+      if (!(arrays[piece] & 1 << array)) continue;
+      ++pieces;
+      const ByteSpan span = layout.Piece(static_cast<BlockArray>(array), piece);
+      std::vector<ByteSpan>& spans = wrong->spans;
+      // Each transfer is of the gradient or of the state, as it was written.
+      const bool goes_on = !spans.empty() && spans.back().first + spans.back().bytes == span.first &&
+                           span.first != layout.gradient_bytes;
+      if (goes_on) {
+        spans.back().bytes += span.bytes;
+      } else {
+        spans.push_back(span);
+      }
+    }
+  }
+  MLPO_CHECK(pieces > 0 && block.extent.path != kNone);
+  paths_[block.extent.path].checksum_mismatches += pieces;
+  actions_->ChecksumsWrong(block, block.extent.path, pieces, false);
+  wrong->arrays = std::move(arrays);
+  block.wrong = std::move(wrong);
+  ReadNextPiece(block);
+}
+
+// Whatever else the path has in flight: it is little, and seldom.
+void Scheduler::ReadNextPiece(Block& block) {
+  block.state = BlockState::kFetching;
+  ++paths_[block.extent.path].reads;
+  Hold(block);
+  const uint64_t turn = TakeTurn(block, block.extent.path, Direction::kRead);
+  Move(block, Direction::kRead, block.extent, 0, block.wrong->spans[block.wrong->next], turn);
+}
+
+// The work goes on even if its operation has failed meanwhile: as any that workers have, it is done to the end.
+void Scheduler::PieceRead(Block& block, int error) {
+  if (error != 0) ++paths_[block.extent.path].read_errors;
+  if (block.want == nullptr) {  // whoever wanted it has gone; nothing of it has been changed
+    block.wrong.reset();
+    if (error == 0) return SettleInMemory(block);
+    DropBuffer(block);
+    return LeaveLists(block);
+  }
+  if (error != 0) return Lose(block, error);
+  if (++block.wrong->next < block.wrong->spans.size()) return ReadNextPiece(block);
+  StartWork(block);
+}
+
+// ---- What is lost ----
+
+// `error`: of reading it again; 0: it could be read, and is wrong.
+Failure Scheduler::WhatIsLost(const Block& block, const WrongPieces& wrong, int error) const {
+  uint8_t arrays = 0;
+  uint64_t first = kNone, last = 0;  // pieces
+  for (uint64_t piece = 0; piece < wrong.arrays.size(); ++piece) {
+    if (wrong.arrays[piece] == 0) continue;
+    arrays |= wrong.arrays[piece];
+    first = std::min(first, piece);
+    last = piece;
+  }
+  const PathIndex from = block.extent.path;
+  const bool object = block.owner->object() != nullptr;
+  std::string text = (object ? "" : NamesOf(arrays) + " in ") + "block " + std::to_string(block.index) + " of " +
+                     block.owner->Name() + " is not what was written to path '" + options_.path_names[from] + "'";
+  text += error == 0 ? " (wrong checksum, read twice)"
+                     : " (wrong checksum; reading it again: " + std::generic_category().message(error) + ")";
+  if (!object) text += ": restore a checkpoint, or write all of its state";
+  Failure failure = Fail(MLPO_E_IO, std::move(text));
+  failure.os_errno = error != 0 ? error : EBADMSG;  // as file systems say it
+  failure.block = block.index;
+  failure.path = from;
+  const uint64_t each = object ? kPieceBytes : kPieceElements;
+  failure.first = block.first + first * each;
+  failure.count = std::min(block.count, (last + 1) * each) - first * each;
+  return failure;
+}
+
+void Scheduler::Lose(Block& block, int error) {
+  Op& op = *block.want;
+  const PathIndex from = block.extent.path;
+  const std::unique_ptr<WrongPieces> wrong = std::move(block.wrong);
+  const std::vector<uint8_t>& arrays = wrong->arrays;
+  Failure failure = WhatIsLost(block, *wrong, error);
+  ++paths_[from].checksum_errors;
+  actions_->ChecksumsWrong(
+      block, from, static_cast<uint64_t>(std::count_if(arrays.begin(), arrays.end(), [](uint8_t a) { return a != 0; })),
+      true);
+  block.want = nullptr;
+  const bool changed = std::any_of(arrays.begin(), arrays.end(), [](uint8_t a) { return a == 0; });
+  if (op.kind() == MLPO_OP_UPDATE && changed) {
+    op.updated_any = true;
+    DropDamaged(block);
+  } else if (block.nonzero & kPartGradient && !block.grad_saved) {
+    block.filled &= kPartGradient;  // which is nowhere else
+    block.unchecked = 0;
+    BeLone(block);
+    paths_[from].rescue_again_ns = now_ns_ + kNsPerS;
+    SettleInMemory(block);
+  } else {
+    DropBuffer(block);
+    LeaveLists(block);  // not ahead of use again: who needs it tries
+  }
+  FailOp(op, std::move(failure));
+  BlockDone(op);
+}
+
+// Some of it is of the new epoch, some is lost: nothing of it is worth keeping.
+void Scheduler::DropDamaged(Block& block) {
+  DropBuffer(block);
+  LeaveLists(block);
+  ReleaseExtent(block);
+  block.nonzero = block.summed = 0;
+  block.damaged = true;
+  ++block.owner->subgroup()->damaged;
+}
+
+// Whether op would give out, or go on from, what is not there. A WRITE_STATE does neither.
+Failure Scheduler::CheckDamage(const Op& op) {
+  const Subgroup& subgroup = *op.subgroup();
+  if (subgroup.damaged == 0 || op.kind() == MLPO_OP_WRITE_STATE) return {};
+  const mlpo_submission& submission = op.request.submission;
+  for (const Block& block : subgroup.blocks) {
+    const bool read = submission.first < block.first + block.count && block.first < submission.first + submission.count;
+    if (!block.damaged || (op.kind() == MLPO_OP_READ_STATE && !read)) continue;
+    Failure failure =
+        Fail(MLPO_E_IO, "block " + std::to_string(block.index) + " of " + subgroup.Name() +
+                            " was lost to a wrong checksum: restore a checkpoint, or write all of its state");
+    failure.os_errno = EBADMSG;
+    failure.block = block.index;
+    failure.first = block.first;
+    failure.count = block.count;
+    return failure;
+  }
+  return {};
+}
+
+// All of its state has been written.
+void Scheduler::Heal(Subgroup& subgroup) {
+  for (Block& block : subgroup.blocks) block.damaged = false;
+  subgroup.damaged = 0;
+}
+
+}  // namespace mlpo
