@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "daemon/base/check.h"
 #include "daemon/base/checksum.h"
 #include "daemon/base/client_memory.h"
 #include "proto/abi.h"
@@ -212,6 +213,14 @@ void ObjectJob::RunPiece(uint32_t piece) {
   } else {
     CopyClientMemory(staged, buffer_ + begin, end - begin);
   }
+}
+
+std::unique_ptr<SchedulerJob> MakeBlockJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging) {
+  if (op.kind() == MLPO_OP_UPDATE) return std::make_unique<UpdateJob>(op, block, buffer);
+  if (op.kind() == MLPO_OP_GRAD) return std::make_unique<GradientJob>(op, block, buffer);
+  MLPO_CHECK(staging != nullptr);
+  if (op.object() != nullptr) return std::make_unique<ObjectJob>(op, block, buffer, staging);
+  return std::make_unique<StateJob>(op, block, buffer, staging);
 }
 
 StatsJob::StatsJob(Op* op)

@@ -10,6 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "daemon/adam/kernel.h"
 #include "daemon/adam/worker_pool.h"
@@ -137,6 +139,9 @@ class ObjectJob : public CheckedJob {
   const uint64_t end_;
   std::byte* const staged_;  // of byte begin_
 };
+
+// What an operation does to a block in its buffer. `staging`: the session's; GRAD and UPDATE need none.
+std::unique_ptr<SchedulerJob> MakeBlockJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging);
 
 class StatsJob : public SchedulerJob {
  public:

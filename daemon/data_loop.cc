@@ -377,17 +377,9 @@ void DataLoop::SetPath(PathIndex path, const PathParameters& parameters) { sched
 void DataLoop::StartTransfer(const Transfer& transfer) { parts_.queues[transfer.path]->Submit(transfer); }
 
 void DataLoop::StartBlockWork(const Op& op, Block& block) {
-  std::byte* buffer = parts_.pool->data(block.buffer);
-  std::unique_ptr<SchedulerJob> job;
-  if (op.kind() == MLPO_OP_UPDATE) {
-    job = std::make_unique<UpdateJob>(op, block, buffer);
-  } else if (op.kind() == MLPO_OP_GRAD) {
-    job = std::make_unique<GradientJob>(op, block, buffer);
-  } else if (op.object() != nullptr) {
-    job = std::make_unique<ObjectJob>(op, block, buffer, staging_.at(op.request.session));
-  } else {
-    job = std::make_unique<StateJob>(op, block, buffer, staging_.at(op.request.session));
-  }
+  const auto staging = staging_.find(op.request.session);
+  std::unique_ptr<SchedulerJob> job =
+      MakeBlockJob(op, block, parts_.pool->data(block.buffer), staging == staging_.end() ? nullptr : staging->second);
   job->node = parts_.pool->piece(parts_.pool->piece_of(block.buffer)).node;
   Start(std::move(job), op, block.index);
 }
