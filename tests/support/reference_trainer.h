@@ -56,6 +56,11 @@ class ReferenceTrainer {
     }
     if (!grad_.empty()) std::memcpy(subgroup().info().grad, grad_.data(), grad_.size());
   }
+  // The step's gradient once more, after what took it was lost; and the state from before that step.
+  void RewriteGradient() {
+    if (!grad_.empty()) std::memcpy(subgroup().info().grad, grad_.data(), grad_.size());
+  }
+  void RestoreState() { subgroup().WriteState(0, options_.numel, p_.data(), m_.data(), v_.data()); }
   Request SubmitUpdate(double grad_scale = 0.5) {
     hyper_ = {1e-3 * static_cast<double>(step_), 0.9, 0.999, 1e-8, 0.01, grad_scale, MLPO_ADAMW, 0, 0};
     mlpo_update_options update = MLPO_UPDATE_OPTIONS_INIT;
