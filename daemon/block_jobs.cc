@@ -40,11 +40,12 @@ uint64_t CheckedJob::ChecksumOf(int array, uint32_t piece) const {
 }
 
 // All of them are compared: what is wrong is read again, the rest is not.
-bool CheckedJob::IsRight(uint32_t piece) {
-  if (check_ == 0) return true;
+bool CheckedJob::IsRight(uint32_t piece, uint8_t arrays) {
+  arrays &= check_;
+  if (arrays == 0) return true;
   uint8_t wrong = 0;
   for (int i = 0; i < kBlockArrays; ++i) {
-    if (check_ & 1 << i && ChecksumOf(i, piece) != checksums_[piece].array[i]) wrong |= 1 << i;
+    if (arrays & 1 << i && ChecksumOf(i, piece) != checksums_[piece].array[i]) wrong |= 1 << i;
   }
   wrong_[piece] = wrong;
   return wrong == 0;
@@ -158,16 +159,19 @@ void GradientJob::RunPiece(uint32_t piece) {
   End(piece);
 }
 
+// A WRITE_STATE gives up the extent that a gradient, too, could be read from again.
 StateJob::StateJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging)
-    : BlockJob(block, buffer, block.unchecked & kPartState, 0), submission_(op.request.submission), staging_(staging) {}
+    : BlockJob(block, buffer, op.kind() == MLPO_OP_WRITE_STATE ? block.unchecked : block.unchecked & kPartState, 0),
+      submission_(op.request.submission),
+      staging_(staging) {}
 
 void StateJob::RunPiece(uint32_t piece) {
   const uint64_t begin = std::max(first_ + PieceBegin(piece), submission_.first);
   const uint64_t end = std::min(first_ + PieceEnd(piece), submission_.first + submission_.count);
-  // What is written over as a whole may have been anything.
+  // State that is written over as a whole may have been anything.
   const bool replaced = submission_.op == MLPO_OP_WRITE_STATE && submission_.arg == MLPO_PART_STATE &&
                         begin == first_ + PieceBegin(piece) && end == first_ + PieceEnd(piece);
-  if (!IsToDo(piece) || (!replaced && !IsRight(piece))) return;
+  if (!IsToDo(piece) || !IsRight(piece, replaced ? 1 << kArrayGradient : 0xff)) return;
   FillPiece(piece);
   if (replaced && piece + 1 == pieces) ZeroPadding();
   if (begin >= end) return;

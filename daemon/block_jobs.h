@@ -35,9 +35,10 @@ class CheckedJob : public SchedulerJob {
 
  protected:
   // Whether the work on a piece is to be done: it is not done yet, and it is what was written.
-  bool Begin(uint32_t piece) { return IsToDo(piece) && IsRight(piece); }
+  bool Begin(uint32_t piece) { return IsToDo(piece) && IsRight(piece, check_); }
   bool IsToDo(uint32_t piece) const { return only_.empty() || only_[piece] != 0; }
-  bool IsRight(uint32_t piece);
+  // Of those to compare, these arrays.
+  bool IsRight(uint32_t piece, uint8_t arrays);
   // The work on it is done.
   void End(uint32_t piece);
 

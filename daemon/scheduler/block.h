@@ -65,6 +65,7 @@ struct Block {
   uint8_t summed = 0;       // parts of which `checksums` are those of its content; of all that an extent has
   uint8_t unchecked = 0;    // parts that the buffer has from an extent and that have not been compared with them
   bool form = false;        // the work that it is in forms them anew
+  bool doubtful = false;    // its extent was wrong when it was read last, twice
   bool damaged = false;     // its content is lost: nothing is given out until all of the subgroup has been written
   uint64_t first = 0;       // element of the subgroup, or byte of the object
   uint64_t count = 0;
@@ -155,10 +156,10 @@ struct Subgroup : BlockOwner {
   bool update_queued = false;    // there is never more than one
   bool params_valid = false;     // the slot holds the last update's parameters
   bool torn = false;
-  uint32_t damaged = 0;        // blocks; then it is torn
+  uint32_t damaged = 0;  // blocks that are damaged or doubtful
   mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
   uint16_t torn_flags = 0;
-  Coverage torn_written;  // what WRITE_STATE has written since
+  Coverage torn_written;  // what WRITE_STATE has written since, or since it has such blocks
   SubgroupSteps steps;
   int64_t window_ns = 0;                   // when its window began; 0: there is none
   std::vector<std::unique_ptr<Op>> grads;  // that workers have; those of gradients that are kept are in the queue

@@ -329,7 +329,9 @@ class Scheduler {
   void PieceRead(Block& block, int error);
   void Lose(Block& block, int error);
   Failure WhatIsLost(const Block& block, const WrongPieces& wrong, int error) const;
-  void DropDamaged(Block& block);
+  static void Doubt(Block& block);
+  static void Believe(Block& block);
+  void GiveUp(Block& block, bool gradient);
   static Failure CheckDamage(const Op& op);
   static void Heal(Subgroup& subgroup);
   // Movement: scheduler_pump.cc

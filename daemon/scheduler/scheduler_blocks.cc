@@ -121,8 +121,8 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns, std::vector<uint8_t>
   block.wrong.reset();
   block.want = nullptr;
   if (op.kind() != MLPO_OP_GRAD) {
-    const bool copy = op.kind() == MLPO_OP_READ_STATE || op.kind() == MLPO_OP_WRITE_STATE;
-    block.unchecked &= copy ? kPartGradient : 0;
+    block.unchecked &= op.kind() == MLPO_OP_READ_STATE ? kPartGradient : 0;
+    if (block.doubtful) Believe(block);
     block.filled |= kPartState;
     block.used_ns = now_ns;
   }

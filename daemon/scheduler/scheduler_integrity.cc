@@ -7,8 +7,11 @@
 // it, piece by piece, before anything of the piece is changed: a piece that is wrong is left alone, and with it the
 // gradient in its slot. It is read again into its place, once, and the work goes on with such pieces alone.
 //
-// What is wrong then, too, is lost: the operation fails. If an UPDATE has changed other pieces of the block, neither
-// its extent nor its buffer is whole: it is damaged, and its subgroup torn, until all of the state has been written.
+// What is wrong then, too, is lost: the operation fails. If nothing of the block has been changed, it is left as it is, and
+// the next operation tries again. If an UPDATE has changed other pieces of it, neither its extent nor its buffer is whole:
+// it is damaged, and its subgroup torn. From the first loss on it is known what of the subgroup is written; a WRITE_STATE
+// does not fail any more for what it finds, but gives up what it cannot keep; and when all of the state has been written,
+// the subgroup is whole.
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
@@ -163,19 +166,28 @@ Failure Scheduler::WhatIsLost(const Block& block, const WrongPieces& wrong, int 
 
 void Scheduler::Lose(Block& block, int error) {
   Op& op = *block.want;
+  Subgroup* const subgroup = block.owner->subgroup();
   const PathIndex from = block.extent.path;
   const std::unique_ptr<WrongPieces> wrong = std::move(block.wrong);
   const std::vector<uint8_t>& arrays = wrong->arrays;
-  Failure failure = WhatIsLost(block, *wrong, error);
+  const auto is_wrong = [](uint8_t bits) { return bits != 0; };
+  const auto pieces = static_cast<uint64_t>(std::count_if(arrays.begin(), arrays.end(), is_wrong));
   ++paths_[from].checksum_errors;
-  actions_->ChecksumsWrong(
-      block, from, static_cast<uint64_t>(std::count_if(arrays.begin(), arrays.end(), [](uint8_t a) { return a != 0; })),
-      true);
+  actions_->ChecksumsWrong(block, from, pieces, true);
+  const bool known = subgroup != nullptr && (subgroup->torn || subgroup->damaged > 0);
+  if (subgroup != nullptr) Doubt(block);
+  if (known && op.kind() == MLPO_OP_WRITE_STATE) {  // on the way to having all of it written
+    const auto has_gradient = [](uint8_t bits) { return (bits & 1 << kArrayGradient) != 0; };
+    GiveUp(block, std::none_of(arrays.begin(), arrays.end(), has_gradient));
+    return StartWork(block);
+  }
+  Failure failure = WhatIsLost(block, *wrong, error);
   block.want = nullptr;
-  const bool changed = std::any_of(arrays.begin(), arrays.end(), [](uint8_t a) { return a == 0; });
-  if (op.kind() == MLPO_OP_UPDATE && changed) {
+  if (op.kind() == MLPO_OP_UPDATE && pieces < arrays.size()) {
+    // Some of it is of the new epoch, some is lost: nothing of it is worth keeping.
     op.updated_any = true;
-    DropDamaged(block);
+    GiveUp(block, false);
+    DropBuffer(block);
   } else if (block.nonzero & kPartGradient && !block.grad_saved) {
     block.filled &= kPartGradient;  // which is nowhere else
     block.unchecked = 0;
@@ -190,14 +202,39 @@ void Scheduler::Lose(Block& block, int error) {
   BlockDone(op);
 }
 
-// Some of it is of the new epoch, some is lost: nothing of it is worth keeping.
-void Scheduler::DropDamaged(Block& block) {
-  DropBuffer(block);
-  LeaveLists(block);
+// From here on it is known what is written of the subgroup: once that is all, it is whole.
+void Scheduler::Doubt(Block& block) {
+  if (block.doubtful || block.damaged) return;
+  Subgroup& subgroup = *block.owner->subgroup();
+  if (!subgroup.torn && subgroup.damaged == 0) subgroup.torn_written.Clear();
+  ++subgroup.damaged;
+  block.doubtful = true;
+}
+
+// It has been read again meanwhile and was right, or has been written as a whole.
+void Scheduler::Believe(Block& block) {
+  --block.owner->subgroup()->damaged;
+  block.doubtful = false;
+}
+
+// Of a block that has a buffer and is in no list: its state goes, and without `gradient` a kept gradient, too.
+void Scheduler::GiveUp(Block& block, bool gradient) {
+  Subgroup& subgroup = *block.owner->subgroup();
+  if (!gradient && block.nonzero & kPartGradient) {
+    if (subgroup.grad_lost.status == 0) {
+      subgroup.grad_lost = Fail(MLPO_E_IO, "the gradient of block " + std::to_string(block.index) + " of " +
+                                               subgroup.Name() + " was lost to a wrong checksum, discard it");
+    }
+    block.nonzero &= ~kPartGradient;
+  }
   ReleaseExtent(block);
-  block.nonzero = block.summed = 0;
+  block.nonzero &= kPartGradient;
+  block.filled &= block.nonzero;
+  block.summed &= block.nonzero;
+  block.unchecked = 0;
+  if (!block.doubtful && !block.damaged) ++subgroup.damaged;
+  block.doubtful = false;
   block.damaged = true;
-  ++block.owner->subgroup()->damaged;
 }
 
 // Whether op would give out, or go on from, what is not there. A WRITE_STATE does neither.
@@ -222,7 +259,7 @@ Failure Scheduler::CheckDamage(const Op& op) {
 
 // All of its state has been written.
 void Scheduler::Heal(Subgroup& subgroup) {
-  for (Block& block : subgroup.blocks) block.damaged = false;
+  for (Block& block : subgroup.blocks) block.damaged = block.doubtful = false;
   subgroup.damaged = 0;
 }
 

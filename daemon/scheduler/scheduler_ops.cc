@@ -405,11 +405,11 @@ void Scheduler::EndUpdate(Op& op, Completion* completion) {
   actions_->PublishEpoch(subgroup);
 }
 
-// A torn subgroup is whole again once all parts of every element have been written.
+// A torn subgroup, or one of which blocks are lost, is whole again once all parts of every element have been written.
 void Scheduler::EndWrite(Op& op) {
   Subgroup& subgroup = *op.subgroup();
   const mlpo_submission& submission = op.request.submission;
-  if (!subgroup.torn || submission.arg != MLPO_PART_STATE) return;
+  if ((!subgroup.torn && subgroup.damaged == 0) || submission.arg != MLPO_PART_STATE) return;
   // Written twice is as good as once: only what is missing is added.
   uint64_t at = submission.first;
   const uint64_t end = submission.first + submission.count;
@@ -423,10 +423,11 @@ void Scheduler::EndWrite(Op& op) {
     at = next;
   }
   if (!subgroup.torn_written.complete()) return;
+  Heal(subgroup);
+  if (!subgroup.torn) return;
   subgroup.torn = false;
   subgroup.params_valid = false;
   ClearWindow(subgroup);
-  Heal(subgroup);
   for (Block& block : subgroup.blocks) block.epoch = subgroup.epoch;
   SettleLentSlot(subgroup);
 }

@@ -95,6 +95,7 @@ void FlipAndGoOn(const char* engine) {
   const Outcome again = Try([&] { trainer.SubmitUpdate().Wait(); });
   CHECK(again.code == MLPO_ERR_IO);
 
+  (void)Try([&] { trainer.subgroup().Discard(); });  // refused if other blocks have been updated; then it is torn
   trainer.RestoreState();
   trainer.RewriteGradient();
   trainer.subgroup().SubmitGrad().Wait();

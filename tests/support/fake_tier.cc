@@ -381,8 +381,8 @@ void FakeTier::Occupy(int64_t work_ns, std::function<void()> then) {
 
 // Wrong bytes are in the last piece: of the state, in its master parameters.
 std::vector<uint8_t> FakeTier::Compare(const Op& op, const Block& block, const Buffer& buffer) {
-  uint8_t flipped =
-      buffer.flipped & block.filled & (op.kind() == MLPO_OP_UPDATE ? kPartState | kPartGradient : kPartState);
+  const bool with_gradient = op.kind() == MLPO_OP_UPDATE || op.kind() == MLPO_OP_WRITE_STATE;
+  uint8_t flipped = buffer.flipped & block.filled & (with_gradient ? kPartState | kPartGradient : kPartState);
   if (!(block.nonzero & kPartGradient)) flipped &= ~kPartGradient;
   if (!options_.integrity || flipped == 0) return {};
   const bool compared = (!(flipped & kPartState) || block.unchecked & kPartState) &&

@@ -221,6 +221,69 @@ TEST_CASE("SchedulerIntegrity.ReadingStateThatIsWrongIsAnErrorAndChangesNothing"
   CHECK(tier.violation() == "");
 }
 
+// What is found wrong while it lies there can be written over in pieces that meet no block's borders, though each of
+// them would have to keep the rest of some block; and until that is done the rest is not given out.
+TEST_CASE("SchedulerIntegrity.WritingAllStateMakesLostBlocksWhole") {
+  const uint64_t block_elements = GENERATE(kBlock, kLarge);
+  const bool all = GENERATE(false, true);  // blocks are wrong, or one
+  FakeTier tier(MakeOptions(3, 1, block_elements), {{}});
+  tier.AddSubgroup(1, 1, {9 * block_elements});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  const Block* away = nullptr;
+  for (const Block& block : tier.scheduler().FindSubgroup(1, 1)->blocks) {
+    if (block.state == BlockState::kAway && block.index > 0) away = &block;
+  }
+  REQUIRE(away != nullptr);
+  const uint64_t bad = 4096 + away->extent.offset;
+  tier.SetFlip(0, [=](const Transfer& t, bool again) { return again || all || t.offset == bad; });
+  const auto read = [&] {
+    const uint64_t request = tier.Submit(1, MLPO_OP_READ_STATE, 1, 0, MLPO_PART_STATE, away->first, 1);
+    tier.RunUntilQuiet();
+    return tier.status(request);
+  };
+  const uint64_t half = away->first + away->count / 2, numel = 9 * block_elements;
+  const auto write = [&](uint64_t first, uint64_t end) {
+    const uint64_t request = tier.Submit(1, MLPO_OP_WRITE_STATE, 1, 0, MLPO_PART_STATE, first, end - first);
+    tier.RunUntilQuiet();
+    return tier.status(request);
+  };
+  CHECK(read() == MLPO_E_IO);
+  CHECK(read() == MLPO_E_IO);
+  CHECK(write(0, half) == 0);
+  CHECK(read() == MLPO_E_IO);
+  CHECK(write(half, half + 5) == 0);
+  CHECK(write(half + 5, numel) == 0);
+  tier.SetFlip(0, nullptr);
+  CHECK(read() == 0);
+  for (uint32_t epoch = 1; epoch <= 2; ++epoch) TrainStep(tier, 1, epoch);
+  CHECK(tier.violation() == "");
+}
+
+// The first one to find out is told, whatever it wants; what it found may have been the way, and the bytes be there
+// yet.
+TEST_CASE("SchedulerIntegrity.AWriteThatFindsOutFailsAndLeavesTheBlockAsItIs") {
+  FakeTier tier(MakeOptions(2, 1, kLarge), {{}});
+  PutAway(tier, 6);
+  const auto write_all = [&] {
+    int worst = 0;
+    for (uint64_t at = 0; at < 6 * kLarge; at += kLarge) {
+      const uint64_t request = tier.Submit(1, MLPO_OP_WRITE_STATE, 1, 0, MLPO_PART_MASTER, at, 7);
+      tier.RunUntilQuiet();
+      worst = std::min(worst, tier.status(request));
+    }
+    return worst;
+  };
+  FlipRead(tier, 2, true);
+  CHECK(write_all() == MLPO_E_IO);
+  tier.SetFlip(0, nullptr);
+  CHECK(write_all() == 0);
+  const uint64_t update = tier.Update(1, 1, 1);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(update) == 0);
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("SchedulerIntegrity.KeptGradientsAreComparedToo") {
   const bool twice = GENERATE(false, true);
   constexpr uint64_t kOf = 28672;
