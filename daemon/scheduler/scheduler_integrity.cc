@@ -235,6 +235,7 @@ void Scheduler::GiveUp(Block& block, bool gradient) {
   if (!block.doubtful && !block.damaged) ++subgroup.damaged;
   block.doubtful = false;
   block.damaged = true;
+  subgroup.torn_written.Remove(block.first, block.count);  // what had been written of it is gone, too
 }
 
 // Whether op would give out, or go on from, what is not there. A WRITE_STATE does neither.

@@ -252,9 +252,10 @@ TEST_CASE("SchedulerIntegrity.WritingAllStateMakesLostBlocksWhole") {
   CHECK(read() == MLPO_E_IO);
   CHECK(write(0, half) == 0);
   CHECK(read() == MLPO_E_IO);
-  CHECK(write(half, half + 5) == 0);
-  CHECK(write(half + 5, numel) == 0);
   tier.SetFlip(0, nullptr);
+  CHECK(write(half, half + 5) == 0);
+  CHECK(read() == MLPO_E_IO);
+  CHECK(write(half + 5, numel) == 0);
   CHECK(read() == 0);
   for (uint32_t epoch = 1; epoch <= 2; ++epoch) TrainStep(tier, 1, epoch);
   CHECK(tier.violation() == "");
