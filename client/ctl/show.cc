@@ -97,7 +97,8 @@ void PrintPaths(const json& answer) {
                Bytes(Number(p, "read_bytes")), Bytes(Number(p, "written_bytes")),
                BytesPerS(Number(p, "read_bytes_per_s")), BytesPerS(Number(p, "write_bytes_per_s")),
                Bytes(Number(p, "scratch_bytes")), Bytes(Number(p, "checkpoint_bytes")),
-               Count(Whole(p, "read_errors") + Whole(p, "write_errors")), Text(p, "directory")});
+               Count(Whole(p, "read_errors") + Whole(p, "write_errors") + Whole(p, "checksum_errors")),
+               Text(p, "directory")});
   }
   std::printf("%s", table.Text().c_str());
 }
