@@ -176,7 +176,8 @@ void Scheduler::Lose(Block& block, int error) {
   actions_->ChecksumsWrong(block, from, pieces, true);
   const bool known = subgroup != nullptr && (subgroup->torn || subgroup->damaged > 0);
   if (subgroup != nullptr) Doubt(block);
-  if (known && op.kind() == MLPO_OP_WRITE_STATE) {  // on the way to having all of it written
+  // On the way to having all of it written. What could not be read may yet be right.
+  if (known && error == 0 && op.kind() == MLPO_OP_WRITE_STATE) {
     const auto has_gradient = [](uint8_t bits) { return (bits & 1 << kArrayGradient) != 0; };
     GiveUp(block, std::none_of(arrays.begin(), arrays.end(), has_gradient));
     return StartWork(block);
