@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <string>
 
 #include "tests/support/catch.h"
@@ -29,7 +30,8 @@ DaemonProcess::Options SmallPool(const char* engine, const char* integrity) {
 
 std::string FileOfRank(const DaemonProcess& daemon, int rank) {
   for (const std::string& file : daemon.ScratchFiles()) {
-    if (file.find("/" + std::to_string(rank) + "-") != std::string::npos) return file;
+    const std::string folder = std::filesystem::path(file).parent_path().filename();  // <rank>-<generation>
+    if (folder.starts_with(std::to_string(rank) + "-")) return file;
   }
   FAIL("rank " << rank << " has no file");
   return "";
