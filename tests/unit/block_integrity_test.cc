@@ -217,7 +217,7 @@ TEST_CASE("BlockIntegrity.WithoutItFlippedBitsArrive") {
 }
 
 // A write that never arrived: the extent has what was there before, with all its bits.
-TEST_CASE("BlockIntegrity.OldContentIsFoundToo") {
+TEST_CASE("C10_OldContentOfAnExtentIsNotGivenOut") {
   Model model(1);
   BlockTier tier(SetupFor("auto"));
   Begin(tier, model);
