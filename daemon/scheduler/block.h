@@ -156,7 +156,7 @@ struct Subgroup : BlockOwner {
   bool update_queued = false;    // there is never more than one
   bool params_valid = false;     // the slot holds the last update's parameters
   bool torn = false;
-  uint32_t damaged = 0;  // blocks that are damaged or doubtful
+  uint32_t damaged = 0;        // blocks that are damaged or doubtful
   mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
   uint16_t torn_flags = 0;
   Coverage torn_written;  // what WRITE_STATE has written since, or since it has such blocks

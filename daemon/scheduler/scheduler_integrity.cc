@@ -7,11 +7,11 @@
 // it, piece by piece, before anything of the piece is changed: a piece that is wrong is left alone, and with it the
 // gradient in its slot. It is read again into its place, once, and the work goes on with such pieces alone.
 //
-// What is wrong then, too, is lost: the operation fails. If nothing of the block has been changed, it is left as it is, and
-// the next operation tries again. If an UPDATE has changed other pieces of it, neither its extent nor its buffer is whole:
-// it is damaged, and its subgroup torn. From the first loss on it is known what of the subgroup is written; a WRITE_STATE
-// does not fail any more for what it finds, but gives up what it cannot keep; and when all of the state has been written,
-// the subgroup is whole.
+// What is wrong then, too, is lost: the operation fails. If nothing of the block has been changed, it is left as it is,
+// and the next operation tries again. If an UPDATE has changed other pieces of it, neither its extent nor its buffer is
+// whole: it is damaged, and its subgroup torn. From the first loss on it is known what of the subgroup is written; a
+// WRITE_STATE does not fail any more for what it finds, but gives up what it cannot keep; and when all of the state has
+// been written, the subgroup is whole.
 #include <algorithm>
 #include <cerrno>
 #include <system_error>

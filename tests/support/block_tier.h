@@ -67,7 +67,7 @@ class BlockTier : private SchedulerActions {
     options.integrity = setup.integrity;
     options.paths.resize(1);
     options.path_names = {"nvme"};
-    scheduler_ = std::make_unique<Scheduler>(std::move(options), this);
+    scheduler_ = std::make_unique<Scheduler>(std::move(options), static_cast<SchedulerActions*>(this));
     SessionIdentity identity;
     identity.id = kSession;
     identity.job = "job";
@@ -171,7 +171,8 @@ class BlockTier : private SchedulerActions {
   }
   FileId file() const { return file_; }
   FileId objects_file() const { return objects_file_; }
-  // The writes so far, as they were asked for.
+  // The transfers so far, as they were asked for.
+  const std::vector<Transfer>& reads() const { return reads_; }
   const std::vector<Transfer>& writes() const { return writes_; }
 
   // Changes a bit of a byte of a file, past everything that the daemon knows.
@@ -267,7 +268,7 @@ class BlockTier : private SchedulerActions {
   // ---- SchedulerActions ----
 
   void StartTransfer(const Transfer& transfer) override {
-    if (transfer.direction == Direction::kWrite) writes_.push_back(transfer);
+    (transfer.direction == Direction::kRead ? reads_ : writes_).push_back(transfer);
     queue_->Submit(transfer);
   }
   void StartBlockWork(const Op& op, Block& block) override {
@@ -304,7 +305,7 @@ class BlockTier : private SchedulerActions {
   std::unique_ptr<Scheduler> scheduler_;
   FileId file_ = 0;
   FileId objects_file_ = 0;
-  std::vector<Transfer> writes_;
+  std::vector<Transfer> reads_, writes_;
   std::vector<std::function<void()>> later_;
   std::map<uint64_t, Completion> completions_;
   uint64_t requests_ = 0;

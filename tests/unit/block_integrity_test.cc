@@ -309,20 +309,33 @@ TEST_CASE("BlockIntegrity.AnObjectThatIsWrongIsNotGivenOut") {
   REQUIRE(tier.Fetch("thing", &got).failure.status == 0);
   REQUIRE(got == bytes);
   tier.Settle();
-  // The first one to be written goes first: it is in no buffer any more, or is read again by the next FETCH.
-  const Transfer first = tier.writes().front();
-  for (const uint64_t at : {uint64_t{0}, uint64_t{262143}, uint64_t{262144}, first.bytes - 1}) {
-    REQUIRE(tier.Fetch("thing", &got).failure.status == 0);  // so that the last blocks are those in memory
-    tier.Settle();
-    tier.Flip(tier.objects_file(), first.offset + at, 3);
-    const Completion wrong = tier.Fetch("thing", &got);
-    CAPTURE(at, wrong.failure.text);
-    CHECK(wrong.failure.status == MLPO_E_IO);
-    CHECK(wrong.failure.os_errno == EBADMSG);
-    CHECK(wrong.failure.text.find("of object 'thing' is not what was written to path 'nvme'") != std::string::npos);
-    tier.Flip(tier.objects_file(), first.offset + at, 3);
-    REQUIRE(tier.Fetch("thing", &got).failure.status == 0);
-    CHECK(got == bytes);
+  // Of some blocks the buffers have the bytes: it is the others that must be found.
+  const std::vector<Transfer> blocks = tier.writes();
+  uint64_t found = 0;
+  for (const Transfer& block : blocks) {
+    for (const uint64_t at : {uint64_t{0}, uint64_t{262143}, uint64_t{262144}, block.bytes - 1}) {
+      if (at >= block.bytes) continue;
+      tier.Flip(tier.objects_file(), block.offset + at, 3);
+      const size_t reads = tier.reads().size();
+      const Completion completion = tier.Fetch("thing", &got);
+      tier.Settle();
+      const auto is_of_block = [&](const Transfer& read) { return read.offset == block.offset; };
+      const bool was_read =
+          std::any_of(tier.reads().begin() + static_cast<ptrdiff_t>(reads), tier.reads().end(), is_of_block);
+      CAPTURE(block.offset, at, completion.failure.text);
+      CHECK(completion.failure.status == (was_read ? MLPO_E_IO : 0));
+      if (was_read) {
+        ++found;
+        CHECK(completion.failure.os_errno == EBADMSG);
+        CHECK(completion.failure.text.find("of object 'thing' is not what was written to path 'nvme'") !=
+              std::string::npos);
+      }
+      tier.Flip(tier.objects_file(), block.offset + at, 3);
+      REQUIRE(tier.Fetch("thing", &got).failure.status == 0);
+      CHECK(got == bytes);
+      tier.Settle();
+    }
   }
-  CHECK(tier.path().checksum_errors == 4);
+  CHECK(found >= 8);
+  CHECK(tier.path().checksum_errors == found);
 }
