@@ -147,7 +147,8 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns, std::vector<uint8_t>
     } else {
       const uint32_t parts = op.request.submission.arg;
       if (parts & MLPO_PART_MASTER) block.nonzero |= kPartMaster;
-      if (parts & (MLPO_PART_EXP_AVG | MLPO_PART_EXP_AVG_SQ)) block.nonzero |= kPartMoments;
+      // Moments are moved with the master parameters in front of them, which are compared, too.
+      if (parts & (MLPO_PART_EXP_AVG | MLPO_PART_EXP_AVG_SQ)) block.nonzero |= kPartState;
     }
   }
   SettleInMemory(block);

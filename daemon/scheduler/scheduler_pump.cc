@@ -397,7 +397,6 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     ReleaseExtent(block);
   }
   block.filled |= block.nonzero;
-  if (block.nonzero & kPartMoments) block.filled |= kPartMaster;
   if (options_.integrity) block.unchecked |= in_flight.parts & block.nonzero;
   if (op != nullptr && op->failure.status == 0) return StartWork(block);
   block.want = nullptr;

@@ -109,6 +109,12 @@ class BlockTier : private SchedulerActions {
     std::memcpy(staging_.data(), parts.data(), parts.size() * sizeof(float));
     return Do(StateOf(id, MLPO_OP_WRITE_STATE, first, parts.size() / 3));
   }
+  Completion WritePart(SubgroupId id, uint32_t part, uint64_t first, const Floats& values) {
+    std::memcpy(staging_.data(), values.data(), values.size() * sizeof(float));
+    mlpo_submission submission = StateOf(id, MLPO_OP_WRITE_STATE, first, values.size());
+    submission.arg = part;
+    return Do(submission);
+  }
   Completion ReadState(SubgroupId id, uint64_t first, uint64_t count, Floats* parts) {
     const Completion completion = Do(StateOf(id, MLPO_OP_READ_STATE, first, count));
     parts->resize(3 * count);

@@ -216,6 +216,23 @@ TEST_CASE("BlockIntegrity.WithoutItFlippedBitsArrive") {
   CHECK(tier.path().checksum_mismatches == 0);
 }
 
+// Zeros that were never written by anybody, but lie in the extent before what was.
+TEST_CASE("BlockIntegrity.MasterParametersThatAreZeroAreComparedWithTheMoments") {
+  BlockTier tier(SetupFor("auto"));
+  tier.AddSubgroup(1, kNumel);
+  BlockTier::Floats moments(kNumel, 0.5f);
+  REQUIRE(tier.WritePart(1, MLPO_PART_EXP_AVG, 0, moments).failure.status == 0);
+  tier.Settle();
+  const Block& block = BlockAway(tier, 0);
+  const uint64_t offset = tier.FileOffset(block, 3);
+  BlockTier::Floats parts;
+  tier.Flip(tier.file(), offset, 6);
+  CheckWrong(tier.ReadState(1, block.first, 1, &parts), block, "master");
+  tier.Flip(tier.file(), offset, 6);
+  REQUIRE(tier.ReadState(1, block.first, 1, &parts).failure.status == 0);
+  CHECK(parts == BlockTier::Floats{0, 0.5f, 0});
+}
+
 // A write that never arrived: the extent has what was there before, with all its bits.
 TEST_CASE("C10_OldContentOfAnExtentIsNotGivenOut") {
   Model model(1);

@@ -121,7 +121,7 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
 
 TEST_CASE("LoadConfig.TheTableHasEveryFieldOfConfig") {
   // Each field of config.h must be settable and printed: 10 + 5 + 3 + 3 and 9 a path.
-  CHECK(Settings().size() == 26);
+  CHECK(Settings().size() == 27);
   CHECK(PathSettings().size() == 14);
 }
 
