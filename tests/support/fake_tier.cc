@@ -317,42 +317,46 @@ void FakeTier::EndTransfer(const Transfer& transfer) {
   if (!read) {
     Write(transfer, &file, buffer, result.error == 0);
   } else if (result.error == 0) {
-    Read(transfer, file, &buffer);
+    const bool again = buffer.read_again > 0;
+    buffer.read_again -= again;
+    Read(transfer, file, again, &buffer);
+  } else {
+    buffer.read_again = 0;  // it is given up
   }
   if (on_transfer_end) on_transfer_end(transfer);
   Call([&] { scheduler_->TransferDone(result, now_ns_); });
 }
 
 // Of what was stored, all or some.
-void FakeTier::Bring(const Transfer& transfer, const Stored& stored, Buffer* buffer) {
+void FakeTier::Bring(const Transfer& transfer, const Stored& stored, bool again, Buffer* buffer) {
   const Path& path = paths_[transfer.path];
   buffer->flipped &= ~stored.part();
-  if (stored.flipped || (path.flip && path.flip(transfer, buffer->read_again))) buffer->flipped |= stored.part();
+  if (stored.flipped || (path.flip && path.flip(transfer, again))) buffer->flipped |= stored.part();
   buffer->summed |= stored.part();
 }
 
 // The state, the gradient in front of it, or both: each as it was written; or some of one of them, once more.
-void FakeTier::Read(const Transfer& transfer, const File& file, Buffer* buffer) {
+void FakeTier::Read(const Transfer& transfer, const File& file, bool again, Buffer* buffer) {
   auto around = file.upper_bound(transfer.offset);
   if (around != file.begin()) {
     --around;
     const uint64_t end = transfer.offset + transfer.bytes, stored_end = around->first + around->second.bytes;
     const bool some = end <= stored_end && transfer.bytes < around->second.bytes;
-    if (some && buffer->read_again) return Bring(transfer, around->second, buffer);
+    if (some && again) return Bring(transfer, around->second, again, buffer);
   }
   auto it = file.find(transfer.offset);
   uint64_t left = transfer.bytes;
   if (it != file.end() && it->second.gradient && it->second.bytes <= left) {
     buffer->gradient = it->second.token;
     buffer->gradient_bytes = it->second.bytes;
-    Bring(transfer, it->second, buffer);
+    Bring(transfer, it->second, again, buffer);
     left -= it->second.bytes;
     it = file.find(transfer.offset + buffer->gradient_bytes);
     if (left == 0) return;
   }
   const bool whole = it != file.end() && !it->second.gradient && it->second.bytes == left;
   buffer->token = whole ? it->second.token : kGarbage;
-  if (whole) Bring(transfer, it->second, buffer);
+  if (whole) Bring(transfer, it->second, again, buffer);
 }
 
 void FakeTier::Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good) {
@@ -394,6 +398,11 @@ std::vector<uint8_t> FakeTier::Compare(const Op& op, const Block& block, const B
   return wrong;
 }
 
+void FakeTier::ChecksumsWrong(const Block& block, PathIndex, uint64_t pieces, bool again) {
+  wrong_checksums_.push_back({pieces, again});
+  if (!again) buffers_[block.buffer].read_again = pieces;  // one after another
+}
+
 void FakeTier::StartChecksums(Block& block, uint8_t parts) {
   const Outside outside(this);
   Use(block.buffer, Use::kWork);
@@ -413,7 +422,6 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
   Buffer& buffer = buffers_[block.buffer];
   if (block.filled == 0) {  // what is known of it is of another block
     buffer.summed = buffer.flipped = 0;
-    buffer.read_again = false;
   }
   const Subgroup* subgroup = op.subgroup();
   const uint64_t owner = subgroup != nullptr ? subgroup->spec.id : reinterpret_cast<uint64_t>(block.owner);
@@ -442,7 +450,6 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
   const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
   const auto work_ns = static_cast<int64_t>(std::min(1.0, part) * static_cast<double>(work_.block_ns));
   std::vector<uint8_t> wrong = Compare(op, block, buffer);
-  buffer.read_again = !wrong.empty() && !buffer.read_again;
   if (!wrong.empty()) {
     return Occupy(work_ns, [this, index = block.buffer, wrong = std::move(wrong), &block] {
       buffers_[index].use = Use::kIdle;

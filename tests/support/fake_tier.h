@@ -180,7 +180,7 @@ class FakeTier : public SchedulerActions {
     // Parts (kPartState as a whole, kPartGradient) that have checksums, and in which bytes are wrong.
     uint8_t summed = 0;
     uint8_t flipped = 0;
-    bool read_again = false;  // what was wrong is
+    uint64_t read_again = 0;  // reads to come, of what was wrong
   };
   struct Path {
     SimulatedPath device;
@@ -208,8 +208,8 @@ class FakeTier : public SchedulerActions {
   class Outside;
 
   void EndTransfer(const Transfer& transfer);
-  void Read(const Transfer& transfer, const File& file, Buffer* buffer);
-  void Bring(const Transfer& transfer, const Stored& stored, Buffer* buffer);
+  void Read(const Transfer& transfer, const File& file, bool again, Buffer* buffer);
+  void Bring(const Transfer& transfer, const Stored& stored, bool again, Buffer* buffer);
   std::vector<uint8_t> Compare(const Op& op, const Block& block, const Buffer& buffer);
   void Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good);
   void CheckAlone(const Transfer& transfer);
@@ -222,9 +222,7 @@ class FakeTier : public SchedulerActions {
   void StartTransfer(const Transfer& transfer) override;
   void StartBlockWork(const Op& op, Block& block) override;
   void StartChecksums(Block& block, uint8_t parts) override;
-  void ChecksumsWrong(const Block&, PathIndex, uint64_t pieces, bool again) override {
-    wrong_checksums_.push_back({pieces, again});
-  }
+  void ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) override;
   void StartStats(Op& op) override;
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }
   void CopyPiece(const Op&, std::vector<std::byte>&) override { ++small_pieces; }
