@@ -263,6 +263,44 @@ TEST_CASE("SchedulerIntegrity.WritingAllStateMakesLostBlocksWhole") {
   CHECK(tier.violation() == "");
 }
 
+// What had been written of a block before it was lost is lost with it.
+TEST_CASE("SchedulerIntegrity.WhatIsLostWhileAllIsWrittenMustBeWrittenAgain") {
+  FakeTier tier(MakeOptions(3, 1), {{}});
+  tier.AddSubgroup(1, 1, {12 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  const auto state = [&](uint16_t op, uint64_t first, uint64_t end) {
+    const uint64_t request = tier.Submit(1, op, 1, 0, MLPO_PART_STATE, first, end - first);
+    tier.RunUntilQuiet();
+    return tier.status(request);
+  };
+  const auto read = [&](uint64_t block) { return state(MLPO_OP_READ_STATE, block * kBlock, (block + 1) * kBlock); };
+  for (uint64_t block = 0; block < 4; ++block) REQUIRE(read(block) == 0);
+  tier.SetFlip(0, [](const Transfer&, bool) { return true; });
+  REQUIRE(read(11) == MLPO_E_IO);
+  tier.SetFlip(0, nullptr);
+
+  // The front half of block 4 goes to the path, and is not what was written when the rear half is.
+  const uint64_t half = 4 * kBlock + kBlock / 2;
+  CHECK(state(MLPO_OP_WRITE_STATE, 0, half) == 0);
+  for (uint64_t block = 6; block < 11; ++block) REQUIRE(read(block) == 0);
+  const Block& lost = tier.scheduler().FindSubgroup(1, 1)->blocks[4];
+  REQUIRE(lost.state == BlockState::kAway);
+  tier.SetFlip(0,
+               [bad = 4096 + lost.extent.offset](const Transfer& t, bool again) { return again || t.offset == bad; });
+  CHECK(state(MLPO_OP_WRITE_STATE, half, 5 * kBlock) == 0);
+  tier.SetFlip(0, nullptr);
+  CHECK(state(MLPO_OP_WRITE_STATE, 5 * kBlock, 12 * kBlock) == 0);
+  CHECK(read(4) == MLPO_E_IO);
+  CHECK(read(3) == 0);
+  CHECK(state(MLPO_OP_WRITE_STATE, half - 1, half) == 0);
+  CHECK(read(4) == MLPO_E_IO);
+  CHECK(state(MLPO_OP_WRITE_STATE, 4 * kBlock, half) == 0);
+  CHECK(read(4) == 0);
+  for (uint32_t epoch = 1; epoch <= 2; ++epoch) TrainStep(tier, 1, epoch);
+  CHECK(tier.violation() == "");
+}
+
 // The first one to find out is told, whatever it wants; what it found may have been the way, and the bytes be there
 // yet.
 TEST_CASE("SchedulerIntegrity.AWriteThatFindsOutFailsAndLeavesTheBlockAsItIs") {
