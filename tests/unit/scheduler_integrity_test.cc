@@ -350,6 +350,33 @@ TEST_CASE("SchedulerIntegrity.KeptGradientsAreComparedToo") {
   CHECK(tier.violation() == "");
 }
 
+// A READ_STATE has no use for the gradient that is read with the state: who has, compares it then.
+TEST_CASE("SchedulerIntegrity.AReadingOfStateDoesNotVouchForTheGradient") {
+  constexpr uint64_t kOf = 28672;
+  FakeTier tier(MakeOptions(3, 1, kOf), {{}});
+  tier.AddSubgroup(1, 1, {12 * kOf}, MLPO_BFLOAT16);
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  tier.Grad(1, 1, 1);
+  tier.RunUntilQuiet();
+  const Block* away = nullptr;
+  for (const Block& block : tier.scheduler().FindSubgroup(1, 1)->blocks) {
+    if (block.state == BlockState::kAway && block.grad_saved) away = &block;
+  }
+  REQUIRE(away != nullptr);
+  FlipRead(tier, 1, false);  // what is asked first is the gradient
+  const uint64_t read = tier.Submit(1, MLPO_OP_READ_STATE, 1, 0, MLPO_PART_STATE, away->first, 1);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(read) == 0);
+  CHECK(PathOf(tier).checksum_mismatches == 0);
+  REQUIRE(away->buffer != kNone);
+  const uint64_t update = tier.Update(1, 1, 1);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(update) == 0);
+  CHECK(PathOf(tier).checksum_mismatches == 1);
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("SchedulerIntegrity.ObjectsAreComparedToo") {
   FakeTier tier(MakeOptions(3, 1, kLarge), {{}});
   tier.AddSession(1);
