@@ -216,6 +216,34 @@ TEST_CASE("BlockIntegrity.WithoutItFlippedBitsArrive") {
   CHECK(tier.path().checksum_mismatches == 0);
 }
 
+// A piece that is written over as a whole may have been anything; its padding is zero again.
+TEST_CASE("BlockIntegrity.AWrongPieceThatIsWrittenOverIsRight") {
+  Model model(1);
+  BlockTier tier(SetupFor("auto"));
+  Begin(tier, model);
+  const Block& block = BlockAway(tier, 0);
+  for (const uint64_t byte : {kPieceEnd + 5, kDataEnd + 5}) tier.Flip(tier.file(), tier.FileOffset(block, byte), 3);
+  // Three blocks that must be flushed for the next one; the last one to be used goes first.
+  for (uint64_t i = 1; i <= 2; ++i) {
+    const uint64_t other = (block.index + i) % kBlocks * kBlock;
+    REQUIRE(tier.WriteState(1, other, model.State(other, kBlock)).failure.status == 0);
+  }
+  const uint64_t first = block.first + 65536;
+  REQUIRE(tier.WriteState(1, first, model.State(first, kBlock - 65536)).failure.status == 0);
+  CheckState(tier, model);
+  tier.Settle();
+  CHECK(tier.path().checksum_mismatches == 0);
+  REQUIRE(block.extent.path != kNone);
+  std::vector<char> padding(kPartBytes - kDataEnd, 1);
+  const int fd = ::open(tier.StateFile().c_str(), O_RDONLY | O_CLOEXEC);
+  REQUIRE(fd >= 0);
+  const auto at = static_cast<off_t>(tier.FileOffset(block, kDataEnd));
+  const bool read = ::pread(fd, padding.data(), padding.size(), at) == static_cast<ssize_t>(padding.size());
+  ::close(fd);
+  REQUIRE(read);
+  CHECK(padding == std::vector<char>(padding.size(), 0));
+}
+
 // Zeros that were never written by anybody, but lie in the extent before what was.
 TEST_CASE("BlockIntegrity.MasterParametersThatAreZeroAreComparedWithTheMoments") {
   BlockTier tier(SetupFor("auto"));
