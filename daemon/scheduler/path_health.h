@@ -1,4 +1,5 @@
-// PathHealth: whether a path may be written to, and when it is to be probed, from what came of its transfers and probes.
+// PathHealth: whether a path may be written to, and when it is to be probed, from what came of its transfers and
+// probes.
 //
 //     healthy --error of the device--> suspect --third in a row--> quarantined
 //             --no room--------------> full
@@ -49,7 +50,7 @@ class PathHealth {
   // Neither healthy nor disabled: something is to come of it by itself.
   bool ailing() const { return cause_ != Cause::kNone && !disabled_; }
   bool full() const { return cause_ == Cause::kSpace; }
-  int error() const { return error_; }           // errno of the last failure, 0 while it is healthy
+  int error() const { return error_; }            // errno of the last failure, 0 while it is healthy
   int64_t since_ns() const { return since_ns_; }  // when the state became what it is, but for probes; 0: the start
 
   // When the next probe is due; kNever while one is under way, or none is to come.

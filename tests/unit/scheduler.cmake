@@ -21,6 +21,7 @@ mlpo_test(scheduler_properties_test LIBS mlpo_fake_tier
 mlpo_test(block_layout_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/block_layout_test.cc)
 mlpo_test(window_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/window_test.cc)
 mlpo_test(scheduler_limit_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_limit_test.cc)
+mlpo_test(placement_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/placement_test.cc)
 mlpo_test(path_health_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/path_health_test.cc)
 mlpo_test(path_model_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/path_model_test.cc)
 mlpo_test(step_record_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/step_record_test.cc)
