@@ -234,6 +234,10 @@ Status Path::SaveRecord(const PathRecord& record) const {
   return SavePathRecord(impl_->node_fd.get(), impl_->shown, record);
 }
 
+Status Path::Probe(uint64_t bytes, uint64_t end) const {
+  return ProbeBlock(impl_->node_fd.get(), impl_->shown, direct_io_, bytes, end);
+}
+
 uint64_t Path::AvailableBytes() const {
   const Result<uint64_t> free_bytes = impl_->FreeOnFileSystem();
   if (!free_bytes.ok()) {  // asked often, by policy: no space until the file system answers again

@@ -57,6 +57,9 @@ class Path {
   // Of all files. Thread-safe.
   uint64_t ReservedBytes() const;
 
+  // Proves that it stores a block: see ProbeBlock. For whoever may hang as the path does.
+  Status Probe(uint64_t bytes, uint64_t end) const;
+
   // What is kept of it from one daemon to the next, as found by Open.
   const PathRecord& record() const { return record_; }
   Status SaveRecord(const PathRecord& record) const;
