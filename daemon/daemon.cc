@@ -44,6 +44,7 @@ constexpr auto kRecordsPeriod = std::chrono::seconds(60);
 constexpr SessionId kBenchStorage = kStoreBit;       // no job's objects have this number
 constexpr uint64_t kBenchBytes = uint64_t{1} << 30;  // of a path's file, and in flight
 constexpr char kNobodyAsks[] = "who asked for it has gone";
+constexpr auto kProbePatience = std::chrono::seconds(60);  // after it, nothing else is asked of the path's file system
 constexpr double kSharedDevice = 0.9;  // together, paths on devices of their own reach more of what each did alone
 
 int64_t StepSeconds(uint64_t pool_bytes) { return kStepSeconds + static_cast<int64_t>(pool_bytes / kPoolBytesPerS); }
@@ -136,6 +137,10 @@ Status Daemon::OpenPaths() {
     written_before_.push_back(records_.back().written_bytes);
     parameters_.push_back(ParametersOf(config, records_.back()));
     paths_.push_back(std::move(*path));
+    Result<std::unique_ptr<PathKeeper>> keeper = PathKeeper::Start(config.name);
+    if (!keeper.ok()) return keeper.status();
+    keepers_.push_back(std::move(*keeper));
+    path_states_.push_back("healthy");
   }
   shares_ = PathShares(parameters_, PolicyOf(config_.scheduler.policy));
   return Status();
@@ -251,6 +256,7 @@ Status Daemon::StartLoop() {
     PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
   };
   events.gone = [this](SessionId session) { PostMain([this, session] { OnGone(session); }); };
+  events.probe = [this](PathIndex path, uint64_t end) { Probe(path, end); };
   events.make_room = [this](const ObjectStore& store, uint64_t bytes, uint64_t ticket) {
     const FileOwner owner{store.uid, store.job_name, kObjectsRank, store.id & ~kStoreBit};
     PostMain([this, id = store.id, owner, bytes, ticket] { MakeRoom(id, owner, bytes, ticket); });
@@ -335,6 +341,7 @@ Daemon::~Daemon() {
   const std::string& metrics = config_.daemon.metrics_file;
   if (metrics_written_ && ::unlink(metrics.c_str()) != 0 && errno != ENOENT)
     spdlog::warn("event=remove_failed file={} errno={}", metrics, errno);
+  keepers_.clear();
   if (pool_) pool_->StopGrowing();
   queues_.clear();  // wait for what is in flight
   workers_.reset();
@@ -407,11 +414,23 @@ void Daemon::StoreCounters() {
     snapshot->state = StateName(*snapshot);
     snapshot->protocol_errors = sessions_->protocol_errors();
     snapshot->arenas_bytes = sessions_->arenas_bytes();
+    LogPathStates(*snapshot);
   });
   counters_due_.expires_after(kCountersPeriod);
   counters_due_.async_wait([this](boost::system::error_code error) {
     if (!error) StoreCounters();
   });
+}
+
+void Daemon::LogPathStates(const Snapshot& snapshot) {
+  for (size_t i = 0; i < snapshot.paths.size(); ++i) {
+    const PathSnapshot& path = snapshot.paths[i];
+    if (path.state.empty() || path.state == path_states_[i]) continue;  // empty: the data thread has told nothing yet
+    const auto level = path.state == "healthy" ? spdlog::level::info : spdlog::level::warn;
+    spdlog::log(level, "event=path_state path={} state={} before={} errno={}", path.name, path.state, path_states_[i],
+                path.error);
+    path_states_[i] = path.state;
+  }
 }
 
 // How much has been written to each path, for the next daemon. Now and then, and after the data thread's end.
@@ -596,6 +615,19 @@ void Daemon::MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, u
     if (status.ok()) files = storage->store->files();
     loop_->Post([this, store, bytes, ticket, files, status] { loop_->RoomMade(store, bytes, ticket, files, status); });
   });
+}
+
+void Daemon::Probe(PathIndex path, uint64_t end) {
+  const auto probe = [this, path, end] {
+    const Status probed = paths_[path]->Probe(pool_->buffer_bytes(), end);
+    if (!probed.ok()) {
+      spdlog::warn("event=probe_failed path={} code={} reason=\"{}\"", paths_[path]->name(), probed.code(),
+                   probed.message());
+    }
+    const int error = probed.ok() ? 0 : probed.os_errno() != 0 ? probed.os_errno() : EIO;
+    loop_->Post([this, path, error] { loop_->ProbeDone(path, error); });
+  };
+  keepers_[path]->Post(probe, kProbePatience);
 }
 
 uint32_t Daemon::BlockCount(const SubgroupSpec& spec) const {

@@ -36,6 +36,7 @@
 #include "daemon/io/buffer_pool.h"
 #include "daemon/io/extent_store.h"
 #include "daemon/io/path.h"
+#include "daemon/io/path_keeper.h"
 #include "daemon/io/path_queue.h"
 #include "daemon/io/uring_pool.h"
 #include "daemon/session/session_host.h"
@@ -77,9 +78,11 @@ class Daemon : public SessionHost {
   Status MakeFiles(Storage& storage, const FileOwner& owner);
   Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks);
   void MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket);
+  void Probe(PathIndex path, uint64_t end);  // data thread
 
   void EndInTime();
   void StoreCounters();
+  void LogPathStates(const Snapshot& snapshot);
   void WriteMetrics();
   Status ShowOutside(const std::string& socket);
   void WaitForSignal();
@@ -161,6 +164,8 @@ class Daemon : public SessionHost {
   std::unique_ptr<WorkerPool> workers_;
   std::vector<std::unique_ptr<PathQueue>> queues_;
   std::unique_ptr<DataLoop> loop_;
+  std::vector<std::unique_ptr<PathKeeper>> keepers_;  // per path; they end before what they post to
+  std::vector<std::string> path_states_;              // per path, as last logged
   BoundSocket socket_;
   std::unique_ptr<SessionServer> sessions_;
   std::unique_ptr<CountersFile> counters_;

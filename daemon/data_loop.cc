@@ -103,7 +103,7 @@ bool DataLoop::Turn(int64_t now_ns) {
   const bool ticks = wakes || now_ns >= next_tick_ns_;
   if (ticks) {
     next_tick_ns_ = now_ns + kTickNs;
-    if (wakes || !scheduler_.idle()) scheduler_.Tick(now_ns);
+    if (wakes || !scheduler_.idle() || scheduler_.ailing()) scheduler_.Tick(now_ns);
     if (calibration_) calibration_->Tick(now_ns);
   }
   MaybeEndCalibration();
@@ -287,6 +287,8 @@ void DataLoop::RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::v
   Failure failure = status.ok() ? Failure() : Fail(status.code(), status.message());
   scheduler_.RoomMade(store, bytes, ticket, std::move(files), std::move(failure), NowNs());
 }
+
+void DataLoop::ProbeDone(PathIndex path, int error) { scheduler_.ProbeDone(path, error, NowNs()); }
 
 void DataLoop::Drain(std::function<void()> drained) {
   draining_ = true;
@@ -478,6 +480,8 @@ void DataLoop::CopyPiece(const Op& op, std::vector<std::byte>& memory) {
     CopyClientMemory(staged, held, submission.count);
   }
 }
+
+void DataLoop::StartProbe(PathIndex path, uint64_t end) { events_.probe(path, end); }
 
 void DataLoop::MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) {
   events_.make_room(store, bytes, ticket);

@@ -53,6 +53,8 @@ class DataLoop : private SchedulerActions {
   struct Events {
     std::function<void(SessionId, std::string reason)> broken;  // it broke the protocol; its ring is not read any more
     std::function<void(SessionId)> gone;  // after EndSession, or of a store: nothing of it is in use
+    // See SchedulerActions::StartProbe; answered by ProbeDone.
+    std::function<void(PathIndex path, uint64_t end)> probe;
     // See SchedulerActions::MakeRoom; answered by RoomMade.
     std::function<void(const ObjectStore& store, uint64_t bytes, uint64_t ticket)> make_room;
   };
@@ -74,6 +76,7 @@ class DataLoop : private SchedulerActions {
   void SetStaging(SessionId session, std::byte* data, uint64_t bytes);
   void EndSession(SessionId session);
   void RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, const Status& status);
+  void ProbeDone(PathIndex path, int error);
   // New submissions are refused with ESHUTDOWN; `drained` is called once everything accepted is answered.
   void Drain(std::function<void()> drained);
   // Tells every client that no completion will follow.
@@ -129,6 +132,7 @@ class DataLoop : private SchedulerActions {
   void StartStats(Op& op) override;
   Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) override;
   void CopyPiece(const Op& op, std::vector<std::byte>& memory) override;
+  void StartProbe(PathIndex path, uint64_t end) override;
   void MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) override;
   void PublishEpoch(const Subgroup& subgroup) override;
   void Complete(const Completion& completion) override;

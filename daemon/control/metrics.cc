@@ -184,6 +184,10 @@ void AddPaths(const std::vector<PathSnapshot>& paths, Families* out) {
   one(&PathSnapshot::checksum_mismatches);
   out->Counter("mlpo_path_checksum_errors_total", "Blocks of which that was so when they were read again, too.");
   one(&PathSnapshot::checksum_errors);
+  out->Counter("mlpo_path_probes_total", "Blocks that were written and read back to see whether the path is well.");
+  one(&PathSnapshot::probes);
+  out->Counter("mlpo_path_probe_failures_total", "Probes that failed.");
+  one(&PathSnapshot::failed_probes);
   out->Gauge("mlpo_path_transfers_in_flight", "Transfers begun and not ended.");
   one(&PathSnapshot::in_flight);
   out->Gauge("mlpo_path_scratch_bytes", "Of blocks on the path.");

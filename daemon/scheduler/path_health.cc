@@ -51,7 +51,7 @@ PathHealth::Cause PathHealth::CauseOf(int error) {
 PathHealth::State PathHealth::state() const {
   if (disabled_) return State::kDisabled;
   switch (cause_) {
-    case Cause::kNone:
+    case Cause::kWell:
       return State::kHealthy;
     case Cause::kUnproven:
       return State::kProbing;
@@ -67,8 +67,9 @@ PathHealth::State PathHealth::state() const {
 }
 
 void PathHealth::SetProbe(int64_t now_ns) {
+  tried_ns_ = now_ns;
   switch (cause_) {
-    case Cause::kNone:
+    case Cause::kWell:
       probe_ns_ = kNever;
       return;
     case Cause::kUnproven:
@@ -91,7 +92,7 @@ void PathHealth::SetProbe(int64_t now_ns) {
 void PathHealth::Fail(Cause cause, int error, int64_t now_ns) {
   failed_meanwhile_ = true;
   if (cause <= cause_) return;
-  if (cause_ == Cause::kNone && now_ns - healthy_ns_ >= kForgetNs) failures_ = 0;
+  if (cause_ == Cause::kWell && now_ns - healthy_ns_ >= kForgetNs) failures_ = 0;
   if (cause == Cause::kDevice) ++failures_;
   cause_ = cause;
   error_ = error;
@@ -125,7 +126,7 @@ void PathHealth::Disable(int64_t now_ns) {
 void PathHealth::Enable(int64_t now_ns) {
   disabled_ = false;
   failed_meanwhile_ = true;  // a probe that is under way began before what was done about the path
-  if (cause_ == Cause::kNone) {
+  if (cause_ == Cause::kWell) {
     cause_ = Cause::kUnproven;
     error_ = 0;
   }
@@ -144,9 +145,9 @@ void PathHealth::ProbeEnds(int error, int64_t now_ns) {
   MLPO_CHECK(probing_);
   probing_ = false;
   failed_probes_ += error != 0;
-  if (disabled_ || cause_ == Cause::kNone) return;
+  if (disabled_ || cause_ == Cause::kWell) return;
   if (error == 0 && !failed_meanwhile_) {
-    cause_ = Cause::kNone;
+    cause_ = Cause::kWell;
     error_ = 0;
     unreadable_ = false;
     rewrite_failed_ = false;

@@ -16,6 +16,7 @@
 // Owner: the data thread. Time is an argument, monotonic, in ns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -26,6 +27,7 @@ class PathHealth {
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
   static constexpr int64_t kForgetNs = 60'000'000'000;  // so long well: the row of failures is over
   static constexpr uint32_t kQuarantineAfter = 3;       // failures in a row
+  static constexpr int64_t kUrgentNs = 2'000'000'000;   // between probes that somebody waits for
 
   enum class State : uint8_t { kHealthy, kSuspect, kQuarantined, kProbing, kFull, kReadOnly, kDisabled };
 
@@ -41,20 +43,27 @@ class PathHealth {
 
   State state() const;
   // Where nothing was written before, or anywhere.
-  bool MayWrite() const { return cause_ == Cause::kNone && !disabled_; }
+  bool MayWrite() const { return cause_ == Cause::kWell && !disabled_; }
   // Where something was.
   bool MayRewrite() const { return MayWrite() || (cause_ == Cause::kSpace && !rewrite_failed_ && !disabled_); }
   // What it holds may not be had again: what is in memory of it is to be kept there until it is elsewhere.
   bool unreadable() const { return unreadable_; }
   bool disabled() const { return disabled_; }
   // Neither healthy nor disabled: something is to come of it by itself.
-  bool ailing() const { return cause_ != Cause::kNone && !disabled_; }
+  bool ailing() const { return cause_ != Cause::kWell && !disabled_; }
   bool full() const { return cause_ == Cause::kSpace; }
+  // Something is wrong with the device, or may be, rather than that there is no room on it.
+  bool doubtful() const { return cause_ == Cause::kDevice || cause_ == Cause::kUnproven; }
+  // Nothing has failed: only the probe is still to come.
+  bool unproven() const { return cause_ == Cause::kUnproven; }
   int error() const { return error_; }            // errno of the last failure, 0 while it is healthy
   int64_t since_ns() const { return since_ns_; }  // when the state became what it is, but for probes; 0: the start
 
-  // When the next probe is due; kNever while one is under way, or none is to come.
-  int64_t probe_ns() const { return probing_ || !ailing() ? kNever : probe_ns_; }
+  // When the next probe is due; kNever while one is under way, or none is to come. `urgent`: nothing can go on without.
+  int64_t probe_ns(bool urgent = false) const {
+    if (probing_ || !ailing()) return kNever;
+    return urgent ? std::min(probe_ns_, tried_ns_ + kUrgentNs) : probe_ns_;
+  }
   // Where it ends in its file: a limit may depend on that. 0: anywhere.
   uint64_t probe_end() const { return probe_end_; }
   void ProbeBegins();
@@ -65,13 +74,13 @@ class PathHealth {
 
  private:
   // The later ones are worse, and stay until a probe is good or says otherwise.
-  enum class Cause : uint8_t { kNone, kUnproven, kSpace, kReadOnly, kDevice };
+  enum class Cause : uint8_t { kWell, kUnproven, kSpace, kReadOnly, kDevice };
 
   static Cause CauseOf(int error);
   void Fail(Cause cause, int error, int64_t now_ns);
   void SetProbe(int64_t now_ns);
 
-  Cause cause_ = Cause::kNone;
+  Cause cause_ = Cause::kWell;
   int error_ = 0;
   bool disabled_ = false;
   bool unreadable_ = false;
@@ -82,6 +91,7 @@ class PathHealth {
   int64_t healthy_ns_ = 0;         // when it last became healthy
   int64_t since_ns_ = 0;
   int64_t probe_ns_ = kNever;
+  int64_t tried_ns_ = 0;  // when it last failed, or was probed
   uint64_t probe_end_ = 0;
   uint64_t probes_ = 0;
   uint64_t failed_probes_ = 0;

@@ -73,6 +73,7 @@ class PathModel {
   // Something is in flight, and nothing has come of it for so long: the path hangs. More than the usual hiccup of a
   // parallel file system.
   static constexpr int64_t kHangNs = 5'000'000'000;
+  static constexpr int64_t kLongHangNs = 120'000'000'000;  // nobody knows any more what became of what it has
   static constexpr double kDeadBand = 0.02;
   static constexpr double kProbeShare = 0.02;  // a path below it keeps kProbeBlocks a session
   static constexpr uint32_t kProbeBlocks = 2;
@@ -118,6 +119,10 @@ class PathModel {
   bool Ended(PathIndex path, Direction direction, uint64_t bytes, bool ok, int64_t now_ns);
   // In either direction.
   bool IsHanging(PathIndex path, int64_t now_ns) const { return now_ns >= paths_[path].hangs_ns; }
+  // For so long that it is not to be trusted when it moves again.
+  bool HangsForLong(PathIndex path, int64_t now_ns) const {
+    return IsHanging(path, now_ns) && now_ns - paths_[path].hangs_ns >= kLongHangNs - kHangNs;
+  }
 
  private:
   struct Mark {  // a moment of a path

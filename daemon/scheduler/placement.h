@@ -20,7 +20,8 @@ class ExtentMap {
   // Up to where something has been written. What lies below it has its place on storage, and may be written again where
   // there is no room for more.
   void Wrote(uint64_t offset, uint64_t bytes) { written_end_ = std::max(written_end_, offset + bytes); }
-  // Whether Take(bytes) > 0 would give a place below that.
+  bool IsWritten(uint64_t offset, uint64_t bytes) const { return offset + bytes <= written_end_; }
+  // Whether Take(bytes) would give a place below that.
   bool HasWritten(uint64_t bytes) const;
   // The file is another one, of which nothing is in use.
   void Forget();

@@ -235,6 +235,7 @@ void Scheduler::MaybeGone(Session& session) {
 
 void Scheduler::Tick(int64_t now_ns) {
   Enter(now_ns);
+  StartProbes();
   Pump();
   if (CanMove()) {
     stuck_since_ns_ = 0;
@@ -244,13 +245,45 @@ void Scheduler::Tick(int64_t now_ns) {
     FailStuck();
     stuck_since_ns_ = 0;
   }
+  wake_ns_ = std::min(wake_ns_, NextProbe());
 }
 
-// Whether a buffer is to be had or may become so. Slow I/O counts; a try on a path that failed the last one does not.
+void Scheduler::StartProbes() {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    PathHealth& health = paths_[i].health;
+    if (now_ns_ < health.probe_ns(stuck_since_ns_ != 0)) continue;
+    const uint64_t end = health.probe_end();
+    health.ProbeBegins();
+    actions_->StartProbe(i, end);
+  }
+}
+
+// When one is due that somebody waits for; the others can wait for the next Tick.
+int64_t Scheduler::NextProbe() const {
+  int64_t next_ns = kNever;
+  if (pending_ == 0) return next_ns;
+  for (const PathState& path : paths_) next_ns = std::min(next_ns, path.health.probe_ns(stuck_since_ns_ != 0));
+  return next_ns;
+}
+
+void Scheduler::ProbeDone(PathIndex path, int error, int64_t now_ns) {
+  Enter(now_ns);
+  paths_[path].health.ProbeEnds(error, now_ns);
+  Pump();
+}
+
+bool Scheduler::ailing() const {
+  return std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.ailing(); });
+}
+
+// Whether a buffer is to be had or may become so. Slow I/O counts, and for a while the probe of a path that has not
+// failed; that of one that has does not.
 bool Scheduler::CanMove() const {
   if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;
-  return std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) {
-    return path.reads > 0 || (path.writes > 0 && path.write_error == 0);
+  return std::any_of(paths_.begin(), paths_.end(), [this](const PathState& path) {
+    const PathHealth& health = path.health;
+    const bool proves = health.unproven() && !health.disabled();
+    return path.reads > 0 || path.writes > 0 || (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns);
   });
 }
 
@@ -268,21 +301,11 @@ void Scheduler::Fill(StepTotals* steps, int64_t* workers_busy_ns, int64_t now_ns
   *workers_busy_ns = steps_.WorkersBusyNs(now_ns);
 }
 
-bool Scheduler::IsFull(const PathState& path) {
-  return path.write_error == ENOSPC || path.write_error == EDQUOT || path.write_error == EFBIG;
-}
-
-// Something is wrong with the device, rather than that there is no place on it.
-bool Scheduler::IsSuspect(const PathState& path) {
-  return path.write_error != 0 && path.write_error != EROFS && !IsFull(path);
-}
-
 const char* Scheduler::StateName(PathIndex index) const {
-  const PathState& path = paths_[index];
-  if (path.write_error == 0) return IsHanging(index) ? "suspect" : "healthy";
-  if (IsFull(path)) return "full";
-  if (path.write_error == EROFS) return "read_only";
-  return path.write_failures < 3 ? "suspect" : "quarantined";
+  using State = PathHealth::State;
+  const State state = paths_[index].health.state();
+  if (state != State::kHealthy || !IsHanging(index)) return Name(state);
+  return Name(model_.HangsForLong(index, now_ns_) ? State::kQuarantined : State::kSuspect);
 }
 
 void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) const {
@@ -298,6 +321,10 @@ void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) co
   snapshot->read_bytes_per_s = path.read_rate.PerSecond(now_ns);
   snapshot->write_bytes_per_s = path.write_rate.PerSecond(now_ns);
   snapshot->in_flight = path.reads + path.writes;
+  snapshot->error = path.health.error();
+  snapshot->state_since_ns = path.health.since_ns();
+  snapshot->probes = path.health.probes();
+  snapshot->failed_probes = path.health.failed_probes();
   steps_.Fill(index, snapshot, now_ns);
   const PathParameters& known = model_.path(index);
   snapshot->read_limit = known.read_bytes_per_s;

@@ -18,7 +18,10 @@
 // - In flight per path at most what the path model says a direction, and max(1, buffers/(paths+1)) together: a slow one
 //   cannot take the pool; a suspect one gets one.
 // - To a path that hangs (path_model.h) nothing is sent in the direction that does, nor written; what still moves, one
-//   by one; and nobody waits for the buffers that it has. When it moves again, it is as before.
+//   by one; and nobody waits for the buffers that it has. When it moves again, it is as before, or probed first if it
+//   has hung for long.
+// - A path that has failed is not written to before a probe of it was good (path_health.h); what it holds is read all
+//   the same when it is wanted. Blocks in memory that are stored where reads fail are as if they were stored nowhere.
 // - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
 //   low-water mark they are freed, or fetched into what is free, before they are asked for.
 // - A path that has nothing to read that is wanted goes on with what its sessions will want next, if that is sooner
@@ -48,6 +51,7 @@
 #include "daemon/scheduler/fair_share.h"
 #include "daemon/scheduler/free_buffers.h"
 #include "daemon/scheduler/object.h"
+#include "daemon/scheduler/path_health.h"
 #include "daemon/scheduler/path_model.h"
 #include "daemon/scheduler/step_record.h"
 #include "daemon/scheduler/trace_log.h"
@@ -79,6 +83,8 @@ class SchedulerActions {
   virtual Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) = 0;
   // A piece of FETCH or FLUSH of an object that is in memory whole: between op's staging area and `memory`.
   virtual void CopyPiece(const Op& op, std::vector<std::byte>& memory) = 0;
+  // Writes a block that is nobody's to the path, up to `end` of a file, and reads it back; answered by ProbeDone.
+  virtual void StartProbe(PathIndex path, uint64_t end) = 0;
   // Makes the files of a job's objects if need be, and room in them for `bytes` in all; answered by RoomMade.
   virtual void MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) = 0;
   // Before the completion of an UPDATE: all parameters are in the slot.
@@ -142,8 +148,12 @@ class Scheduler {
   // `bytes`, ticket: as asked. The store's files, unless it failed.
   void RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, Failure failure,
                 int64_t now_ns);
-  // Time has passed: deadlines, and paths that are tried again. Call at least once a second while !idle().
+  // `error`: errno; 0: what was written was read back.
+  void ProbeDone(PathIndex path, int error, int64_t now_ns);
+  // Time has passed: deadlines, and paths that are probed. Call at least once a second while !idle() or ailing().
   void Tick(int64_t now_ns);
+  // A path is to be probed, some time.
+  bool ailing() const;
   // When to call Tick at the latest, beside that; kNever: no wish.
   int64_t wake_ns() const { return wake_ns_; }
 
@@ -196,9 +206,7 @@ class Scheduler {
     uint32_t lone = 0;            // buffers with Block::lone_grad whose state is here
     BlockList lone_grads;         // of these, the ones that are dirty
     int64_t rescue_again_ns = 0;  // their states are not read before this time
-    int write_error = 0;          // of the last write, 0 after a success
-    int64_t write_again_ns = 0;   // no writes before this time
-    uint32_t write_failures = 0;  // in a row
+    PathHealth health;
     uint64_t read_errors = 0;
     uint64_t write_errors = 0;
     uint64_t checksum_mismatches = 0;
@@ -296,7 +304,8 @@ class Scheduler {
   void WantBlock(Op& op, Block& block);
   static StepBook::Found WhereFound(const Block& block);
   uint8_t Missing(const Block& block) const;
-  static bool Unsaved(const Block& block);
+  bool Unsaved(const Block& block) const;
+  void KeepInMemory(PathIndex path);
   size_t PendingQueue(const Block& block) const;
   static uint64_t PendingBytes(const Block& block);
   void StartWork(Block& block);
@@ -355,7 +364,8 @@ class Scheduler {
   bool CanWrite() const;
   bool FlushOne(Block& victim);
   PathIndex ChooseFlushPath(const Block& block, uint64_t bytes);
-  bool HasRoom(PathIndex index, uint64_t bytes) const;
+  bool TakesWrites(PathIndex index, uint64_t bytes) const;
+  bool HasRoom(PathIndex index, uint64_t bytes, const Session& session) const;
   bool MayQueue(PathIndex index, Direction direction) const;
   bool MayStart(PathIndex index, Direction direction, const Session& session) const;
   Session* Reader(PathIndex path);
@@ -365,10 +375,10 @@ class Scheduler {
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
   bool CanMove() const;
   void FailStuck();
-  static bool IsFull(const PathState& path);
+  void StartProbes();
+  int64_t NextProbe() const;
   bool IsHanging(PathIndex path) const { return model_.IsHanging(path, now_ns_); }
   uint32_t Coming() const;
-  static bool IsSuspect(const PathState& path);
   const char* StateName(PathIndex index) const;
 
   const Options options_;

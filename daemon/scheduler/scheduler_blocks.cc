@@ -51,10 +51,26 @@ uint8_t Scheduler::Missing(const Block& block) const {
   return whole && moments && submission.arg & MLPO_PART_MASTER ? missing & kPartGradient : missing;
 }
 
-// Whether the buffer holds what no extent does.
-bool Scheduler::Unsaved(const Block& block) {
-  return (block.nonzero & kPartState && block.extent.path == kNone) ||
-         (block.nonzero & kPartGradient && !block.grad_saved);
+// Whether the buffer holds what no extent does, or none that can be counted on.
+bool Scheduler::Unsaved(const Block& block) const {
+  if (block.nonzero & kPartGradient && !block.grad_saved) return true;
+  if (!(block.nonzero & kPartState)) return false;
+  if (block.extent.path == kNone) return true;
+  return paths_[block.extent.path].health.unreadable() && (block.nonzero & ~block.filled) == 0;
+}
+
+// What is in memory of what the path holds stays there until it is elsewhere.
+void Scheduler::KeepInMemory(PathIndex path) {
+  for (BlockList* list : {&clean_, &clean_ahead_}) {
+    for (auto it = list->begin(); it != list->end();) {
+      Block& block = *it++;
+      if (block.extent.path != path || !Unsaved(block)) continue;
+      LeaveLists(block);
+      SetAhead(block, false);
+      block.state = BlockState::kDirty;
+      block.owner->session->dirty.push_front(block);  // nobody gives it away for another while there is a choice
+    }
+  }
 }
 
 // The path to read from, or the last one. A gradient that gets a buffer while its state is on a path stands in that

@@ -230,6 +230,7 @@ void Scheduler::ReadAhead(Object& object, uint32_t from) {
   for (uint64_t i = from; i < end && pending_ == 0; ++i) {
     Block& block = object.blocks[i];
     if (block.state != BlockState::kAway || !MayStart(block.extent.path, Direction::kRead, *object.store)) continue;
+    if (paths_[block.extent.path].health.doubtful()) continue;
     if (free_.empty() && clean_.empty()) {
       ++read_ahead_;
       continue;

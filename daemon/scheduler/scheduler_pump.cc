@@ -12,16 +12,6 @@
 #include "proto/abi.h"
 
 namespace mlpo {
-namespace {
-
-// How long a path that failed a write is left alone.
-int64_t PauseNs(int error, uint32_t failures) {
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return kNsPerS;
-  if (error == EROFS) return 5 * kNsPerS;
-  return std::min<int64_t>(60, int64_t{1} << std::min(failures, 6u)) * kNsPerS;
-}
-
-}  // namespace
 
 void Scheduler::Pump() {
   do {
@@ -35,11 +25,12 @@ void Scheduler::Pump() {
     while (FetchAheadOne()) {
     }
   } while (YieldTurns());
+  wake_ns_ = std::min(wake_ns_, NextProbe());
 }
 
 bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
   const PathState& path = paths_[index];
-  const uint32_t limit = IsSuspect(path) ? 1 : model_.path_blocks();
+  const uint32_t limit = path.health.doubtful() ? 1 : model_.path_blocks();
   const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
   const uint32_t most = IsHanging(index) ? 1 : model_.QueueBlocks(index, direction);
   return same < most && path.reads + path.writes + path.lone < limit;
@@ -123,12 +114,17 @@ void Scheduler::PumpFlushes() {
   }
 }
 
-bool Scheduler::HasRoom(PathIndex index, uint64_t bytes) const {
-  if (IsHanging(index)) return false;
-  const PathState& path = paths_[index];
-  if (path.write_error != 0 && (now_ns_ < path.write_again_ns || path.writes > 0)) return false;
+// Whether anything is written there, and so many bytes more may be.
+bool Scheduler::TakesWrites(PathIndex index, uint64_t bytes) const {
+  if (IsHanging(index) || !paths_[index].health.MayRewrite()) return false;
   const uint64_t capacity = model_.path(index).capacity_bytes;
-  return capacity == 0 || path.extent_bytes + bytes <= capacity;
+  return capacity == 0 || paths_[index].extent_bytes + bytes <= capacity;
+}
+
+// For a new extent of the session; `bytes` 0: for one that there is.
+bool Scheduler::HasRoom(PathIndex index, uint64_t bytes, const Session& session) const {
+  if (!TakesWrites(index, bytes)) return false;
+  return bytes == 0 || paths_[index].health.MayWrite() || session.extents[index].HasWritten(bytes);
 }
 
 // A block of a session that has a path's turn: others' may have to wait for its end.
@@ -156,7 +152,7 @@ bool Scheduler::FlushOne(Block& victim) {
 PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
   const Session& session = *block.owner->session;
   if (const Subgroup* subgroup = block.owner->subgroup(); subgroup != nullptr && subgroup->home != kNone) {
-    if (HasRoom(subgroup->home, bytes)) {
+    if (HasRoom(subgroup->home, bytes, session)) {
       return MayStart(subgroup->home, Direction::kWrite, session) ? subgroup->home : kNone;
     }
   }
@@ -165,7 +161,7 @@ PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
   for (size_t i = 0; i < paths_.size(); ++i) {
     total += in_use(i);
     room_bytes_[i] = 0;
-    if (!HasRoom(static_cast<PathIndex>(i), bytes)) continue;
+    if (!HasRoom(static_cast<PathIndex>(i), bytes, session)) continue;
     const uint64_t capacity = model_.path(static_cast<PathIndex>(i)).capacity_bytes;
     // What other sessions leave of it.
     room_bytes_[i] = capacity == 0 ? std::numeric_limits<double>::infinity()
@@ -230,15 +226,15 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   --flushing_;
   LetGo(block);
   const bool in_place = in_flight.extent.path == block.extent.path && in_flight.extent.offset == block.extent.offset;
+  ExtentMap& extents = block.owner->session->extents[in_flight.extent.path];
+  const bool rewrite = extents.IsWritten(in_flight.extent.offset, in_flight.extent.bytes);
   if (result.error != 0) {
     // The block is still in memory; the extent is written in full before it is read again.
     if (!in_place) GiveExtent(*block.owner->session, in_flight.extent);
     ++path.write_errors;
-    path.write_error = result.error;
-    path.write_again_ns = now_ns_ + PauseNs(result.error, path.write_failures++);
+    path.health.WriteFailed(result.error, in_flight.transfer.offset + in_flight.transfer.bytes, rewrite, now_ns_);
   } else {
-    path.write_error = 0;
-    path.write_failures = 0;
+    extents.Wrote(in_flight.extent.offset, in_flight.extent.bytes);
     if (!in_place) {
       ReleaseExtent(block);
       block.extent = in_flight.extent;
@@ -290,7 +286,7 @@ PathIndex Scheduler::ChooseReadPath() {
   const auto seconds = [&](PathIndex i) {
     const auto reads = static_cast<double>(paths_[i].pending_bytes);
     const double stays = static_cast<double>(paths_[i].extent_bytes) - reads;
-    const double most = HasRoom(i, BufferBytes(options_.block_elements)) ? written : 0;
+    const double most = TakesWrites(i, BufferBytes(options_.block_elements)) ? written : 0;
     return model_.ReadSeconds(i, reads, std::clamp(model_.share(i) * extents - stays, 0.0, most));
   };
   PathIndex best = kNone;
@@ -306,7 +302,7 @@ PathIndex Scheduler::ChooseReadPath() {
   if (best == kNone || Coming() == 0) return best;
   size_t kept_back = 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    kept_back += paths_[i].pending_bytes > 0 && !IsSuspect(paths_[i]) && !IsHanging(i) && seconds(i) > longest;
+    kept_back += paths_[i].pending_bytes > 0 && !paths_[i].health.doubtful() && !IsHanging(i) && seconds(i) > longest;
   }
   return free_.size() + clean_.size() > kept_back ? best : kNone;
 }
@@ -370,6 +366,9 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   if (block.wrong != nullptr) return PieceRead(block, result.error);
   if (result.error != 0) {
     ++path.read_errors;
+    const bool before = path.health.unreadable();
+    path.health.ReadFailed(result.error, now_ns_);
+    if (!before) KeepInMemory(in_flight.extent.path);
     block.want = nullptr;
     if (block.nonzero & kPartGradient && !block.grad_saved) {
       BeLone(block);  // again: its state could not be read, and the gradient is nowhere else
@@ -412,6 +411,7 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   transfers_.erase(it);
   const Transfer& transfer = in_flight.transfer;
   paths_[transfer.path].turn.Ended(in_flight.turn, transfer.direction);
+  if (model_.HangsForLong(transfer.path, now_ns)) paths_[transfer.path].health.Returned(now_ns);
   if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
   steps_.TransferEnds(in_flight.block->owner->session->steps, transfer, result.bytes);
   if (trace_.on()) TraceTransfer(in_flight, result);
@@ -498,7 +498,7 @@ uint64_t Scheduler::WantedAhead(const Block* victim) const {
   uint64_t wanted = 0;
   if (victim->epoch < victim->owner->session->epoch) return 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    if (paths_[i].pending_bytes > 0 || IsHanging(i)) continue;
+    if (paths_[i].pending_bytes > 0 || IsHanging(i) || paths_[i].health.doubtful()) continue;
     const Block* block = NextAhead(i);
     if (block == nullptr || NextUse(*block) >= NextUse(*victim)) continue;
     wanted += std::min(RoomAhead(i, *block), model_.QueueBlocks(i, Direction::kRead));
@@ -509,7 +509,7 @@ uint64_t Scheduler::WantedAhead(const Block* victim) const {
 bool Scheduler::FetchAheadOne() {
   if (free_.empty() && clean_.empty()) return false;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    if (paths_[i].pending_bytes > 0 || !MayQueue(i, Direction::kRead)) continue;
+    if (paths_[i].pending_bytes > 0 || paths_[i].health.doubtful() || !MayQueue(i, Direction::kRead)) continue;
     Block* block = NextAhead(i);
     if (block == nullptr || RoomAhead(i, *block) == 0) continue;
     if (!paths_[i].turn.Allows(block->owner->session->id, Direction::kRead)) continue;
@@ -529,9 +529,10 @@ void Scheduler::FailStuck() {
   std::string reasons;
   for (size_t i = 0; i < paths_.size(); ++i) {
     reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(static_cast<PathIndex>(i));
-    if (paths_[i].write_error != 0) reasons += " (" + std::generic_category().message(paths_[i].write_error) + ")";
+    const int error = paths_[i].health.error();
+    if (error != 0) reasons += " (" + std::generic_category().message(error) + ")";
   }
-  const bool full = std::all_of(paths_.begin(), paths_.end(), IsFull);
+  const bool full = std::all_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.full(); });
   std::vector<BlockOwner*> waiting;
   const auto look = [&](BlockOwner& owner) {
     if (!owner.queue.empty() && owner.queue.front()->left > 0) waiting.push_back(&owner);
@@ -545,7 +546,7 @@ void Scheduler::FailStuck() {
   for (BlockOwner* owner : waiting) {
     Failure failure = Fail(full && owner->object() != nullptr ? -ENOSPC : MLPO_E_IO,
                            "no path can take a block, so no buffer becomes free: " + reasons);
-    failure.os_errno = paths_.front().write_error;
+    failure.os_errno = paths_.front().health.error();
     Op& op = *owner->queue.front();
     FailOp(op, std::move(failure));
     if (op.active == 0) Advance(*owner);

@@ -48,7 +48,11 @@ struct PathSnapshot {
   uint64_t checksum_mismatches = 0;  // pieces of blocks that were read and were not what had been written
   uint64_t checksum_errors = 0;      // blocks of which that was so when read again, too
   uint32_t in_flight = 0;            // transfers
-  int64_t read_busy_ns = 0;          // time with a read in flight, since start
+  int error = 0;                     // errno that the state is from; 0: none
+  int64_t state_since_ns = 0;        // monotonic; 0: the start
+  uint64_t probes = 0;               // since start
+  uint64_t failed_probes = 0;
+  int64_t read_busy_ns = 0;  // time with a read in flight, since start
   int64_t write_busy_ns = 0;
   int64_t busy_ns = 0;    // with either
   double read_limit = 0;  // bytes/s that it is taken to do alone, see speeds_from; 0: not known

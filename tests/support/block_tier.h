@@ -287,6 +287,11 @@ class BlockTier : private SchedulerActions {
   void StartStats(Op& op) override { Start(std::make_unique<StatsJob>(&op)); }
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }
   void CopyPiece(const Op&, std::vector<std::byte>&) override {}  // objects here are larger
+  void StartProbe(PathIndex path, uint64_t end) override {
+    later_.push_back([this, path, end] {
+      scheduler_->ProbeDone(path, path_->Probe(MLPO_ALIGN, end).os_errno(), NowNs());
+    });
+  }
   void MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) override {
     later_.push_back([this, id = store.id, bytes, ticket] {
       if (objects_file_ == 0) objects_file_ = MakeFile({1000, "job", kObjectsRank, 1});

@@ -300,7 +300,30 @@ void FakeTier::StartTransfer(const Transfer& transfer) {
   path.device.Start(transfer, now_ns_);
 }
 
+// A block written and read back, at the device's pace.
+void FakeTier::StartProbe(PathIndex path, uint64_t end) {
+  const Outside outside(this);
+  Transfer transfer;
+  transfer.direction = Direction::kWrite;
+  transfer.path = path;
+  transfer.bytes = Scheduler::BufferBytes(options_.block_elements);
+  transfer.offset = end > transfer.bytes ? end - transfer.bytes : 0;
+  ++paths_[path].counts.probes;
+  paths_[path].device.Start(transfer, now_ns_);
+}
+
+void FakeTier::EndProbe(Transfer transfer) {
+  Path& path = paths_[transfer.path];
+  const int error = path.fault ? path.fault(transfer) : 0;
+  if (error == 0 && transfer.direction == Direction::kWrite) {
+    transfer.direction = Direction::kRead;
+    return path.device.Start(transfer, now_ns_);
+  }
+  Call([&] { scheduler_->ProbeDone(transfer.path, error, now_ns_); });
+}
+
 void FakeTier::EndTransfer(const Transfer& transfer) {
+  if (transfer.id == 0) return EndProbe(transfer);
   Path& path = paths_[transfer.path];
   --path.counts.in_flight;
   moving_[{transfer.path, transfer.file}].erase(transfer.offset);

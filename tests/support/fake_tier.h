@@ -50,7 +50,8 @@ class FakeTier : public SchedulerActions {
     paths_[path].device.ChangeSpeed(at_ns, speed, now_ns_);
   }
   void SetJitter(PathIndex path, Jitter jitter) { paths_[path].device.SetJitter(jitter, now_ns_); }
-  // errno for a transfer that ends; 0: it succeeds. A failed write leaves garbage.
+  // errno for a transfer that ends; 0: it succeeds. A failed write leaves garbage. Probes are asked about, too: as a
+  // transfer whose id is 0.
   using Fault = std::function<int(const Transfer&)>;
   void SetFault(PathIndex path, Fault fault) { paths_[path].fault = std::move(fault); }
 
@@ -58,6 +59,7 @@ class FakeTier : public SchedulerActions {
     uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0;  // started
     uint64_t done_read_bytes = 0, done_written_bytes = 0;               // of those that succeeded
     uint32_t most_in_flight = 0, in_flight = 0;
+    uint64_t probes = 0;  // which are in none of the others
   };
   const PathCounts& counts(PathIndex path) const { return paths_[path].counts; }
   // Whether a read that ends brings wrong bytes; `again`: it reads once more what was wrong. Scheduler::Options must
@@ -226,6 +228,8 @@ class FakeTier : public SchedulerActions {
   void StartStats(Op& op) override;
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }
   void CopyPiece(const Op&, std::vector<std::byte>&) override { ++small_pieces; }
+  void StartProbe(PathIndex path, uint64_t end) override;
+  void EndProbe(Transfer transfer);
   void MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket) override;
   void PublishEpoch(const Subgroup&) override {}
   void Complete(const Completion& completion) override;

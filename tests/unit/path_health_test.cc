@@ -75,6 +75,19 @@ TEST_CASE("PathHealth.TheThirdFailureInARowIsQuarantineAndPausesGrow") {
   CHECK(health.failed_probes() == pauses_s.size());
 }
 
+TEST_CASE("PathHealth.WhatSomebodyWaitsForIsProbedSooner") {
+  PathHealth health;
+  CHECK(health.probe_ns(/*urgent=*/true) == PathHealth::kNever);
+  health.WriteFailed(EIO, 0, false, 0);
+  CHECK(health.probe_ns(true) == kSecond);  // that is sooner still
+  for (int i = 0; i < 6; ++i) Probe(health, EIO);
+  const int64_t last_ns = (1 + 2 + 4 + 8 + 16 + 32) * kSecond;
+  CHECK(health.probe_ns() == last_ns + 60 * kSecond);
+  CHECK(health.probe_ns(true) == last_ns + 2 * kSecond);
+  health.ProbeBegins();
+  CHECK(health.probe_ns(true) == PathHealth::kNever);
+}
+
 TEST_CASE("PathHealth.ARowOfFailuresIsOverAfterAMinuteOfHealth") {
   for (const bool soon : {true, false}) {
     PathHealth health;
