@@ -143,6 +143,13 @@ void Scheduler::SetFiles(SessionId id, std::vector<FileId> files) {
   session->files = std::move(files);
 }
 
+void Scheduler::SetFile(SessionId id, PathIndex path, FileId file) {
+  Session* session = Find(id);
+  if (session == nullptr || session->files.empty()) return;
+  session->extents[path].Forget();
+  session->files[path] = file;
+}
+
 void Scheduler::AddSubgroup(SessionId id, SubgroupSpec spec) {
   Session* session = Find(id);
   MLPO_CHECK(session != nullptr && session->files.size() == paths_.size());
@@ -273,7 +280,9 @@ void Scheduler::ProbeDone(PathIndex path, int error, int64_t now_ns) {
 }
 
 bool Scheduler::ailing() const {
-  return std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.ailing(); });
+  return std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) {
+    return path.health.ailing() || (path.leaving.on && !path.leaving.told);
+  });
 }
 
 // Whether a buffer is to be had or may become so. Slow I/O counts, and for a while the probe of a path that has not
@@ -321,6 +330,10 @@ void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) co
   snapshot->read_bytes_per_s = path.read_rate.PerSecond(now_ns);
   snapshot->write_bytes_per_s = path.write_rate.PerSecond(now_ns);
   snapshot->in_flight = path.reads + path.writes;
+  snapshot->evacuating = path.leaving.on;
+  snapshot->evacuated = path.leaving.told;
+  snapshot->evacuation_bytes = path.leaving.total_bytes;
+  snapshot->unreadable_blocks = path.leaving.unreadable;
   snapshot->error = path.health.error();
   snapshot->state_since_ns = path.health.since_ns();
   snapshot->probes = path.health.probes();

@@ -20,6 +20,8 @@
 // - To a path that hangs (path_model.h) nothing is sent in the direction that does, nor written; what still moves, one
 //   by one; and nobody waits for the buffers that it has. When it moves again, it is as before, or probed first if it
 //   has hung for long.
+// - Off a path that is evacuated, blocks move in the background: out of memory if they are there, else through a buffer
+//   each; while others want buffers, one at a time.
 // - A path that has failed is not written to before a probe of it was good (path_health.h); what it holds is read all
 //   the same when it is wanted. Blocks in memory that are stored where reads fail are as if they were stored nowhere.
 // - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
@@ -83,6 +85,8 @@ class SchedulerActions {
   virtual Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) = 0;
   // A piece of FETCH or FLUSH of an object that is in memory whole: between op's staging area and `memory`.
   virtual void CopyPiece(const Op& op, std::vector<std::byte>& memory) = 0;
+  // Nothing is stored there any more, and no session's file of it is used again before SetFile.
+  virtual void Evacuated(PathIndex path) = 0;
   // Writes a block that is nobody's to the path, up to `end` of a file, and reads it back; answered by ProbeDone.
   virtual void StartProbe(PathIndex path, uint64_t end) = 0;
   // Makes the files of a job's objects if need be, and room in them for `bytes` in all; answered by RoomMade.
@@ -131,8 +135,10 @@ class Scheduler {
   // The pool has grown by buffers [first, first + count), which are on NUMA node `node`.
   void AddBuffers(BufferIndex first, uint32_t count, int node, int64_t now_ns);
   void AddSession(const SessionIdentity& identity);
-  // The session's file on each path; before its first subgroup.
+  // The session's file on each path, kNone where it has none; before its first subgroup.
   void SetFiles(SessionId session, std::vector<FileId> files);
+  // One where it has none, or nothing in it; of a store, too. Nothing happens if the session has ended.
+  void SetFile(SessionId session, PathIndex path, FileId file);
   void AddSubgroup(SessionId session, SubgroupSpec spec);
   // Drops what is queued, answers nothing more, and calls SessionGone when nothing is in flight.
   void EndSession(SessionId session, int64_t now_ns);
@@ -152,7 +158,7 @@ class Scheduler {
   void ProbeDone(PathIndex path, int error, int64_t now_ns);
   // Time has passed: deadlines, and paths that are probed. Call at least once a second while !idle() or ailing().
   void Tick(int64_t now_ns);
-  // A path is to be probed, some time.
+  // A path is to be probed or evacuated, some time.
   bool ailing() const;
   // When to call Tick at the latest, beside that; kNever: no wish.
   int64_t wake_ns() const { return wake_ns_; }
@@ -163,6 +169,17 @@ class Scheduler {
   const std::string& PathName(PathIndex path) const { return options_.path_names[path]; }
   // What is known of a path, from now on.
   void SetPath(PathIndex path, const PathParameters& parameters);
+
+  // Why the path cannot be disabled: no other takes what is written; "" if it can.
+  std::string WhyNeeded(PathIndex path) const;
+  // Nothing is written there any more; what is there is read when it is wanted.
+  void DisablePath(PathIndex path, int64_t now_ns);
+  // And moves to the other paths. Answered by Evacuated, some time, unless it is enabled before.
+  void EvacuatePath(PathIndex path, int64_t now_ns);
+  // Is probed, and then used again.
+  void EnablePath(PathIndex path, int64_t now_ns);
+  // Bytes there of each session and store that has some.
+  std::vector<std::pair<SessionId, uint64_t>> BytesOn(PathIndex path) const;
 
   // No request is unanswered and nothing is in flight.
   bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0 && forming_.empty(); }
@@ -197,6 +214,22 @@ class Scheduler {
   static BlockLayout LayoutOf(const Block& block);
 
  private:
+  // Of a path that is evacuated: how far, and where to look for more.
+  struct Leaving {
+    bool on = false;
+    bool told = false;         // Evacuated
+    uint64_t total_bytes = 0;  // that were there at the beginning
+    uint32_t held = 0;         // blocks that are Block::leaves
+    int64_t read_ns = 0;       // when the last one was begun to be read
+    uint64_t unreadable = 0;   // blocks that the last round could not read
+    // The round under way: a place in the order of sessions, subgroups or objects, and blocks.
+    SessionId session = 0;
+    uint64_t owner = 0;
+    uint32_t block = 0;
+    uint64_t failed = 0;
+    bool moved = false;
+    int64_t again_ns = 0;  // the next one does not begin before this time
+  };
   struct PathState {
     uint32_t reads = 0;  // transfers in flight
     uint32_t writes = 0;
@@ -207,6 +240,7 @@ class Scheduler {
     BlockList lone_grads;         // of these, the ones that are dirty
     int64_t rescue_again_ns = 0;  // their states are not read before this time
     PathHealth health;
+    Leaving leaving;
     uint64_t read_errors = 0;
     uint64_t write_errors = 0;
     uint64_t checksum_mismatches = 0;
@@ -343,6 +377,15 @@ class Scheduler {
   void GiveUp(Block& block, bool gradient);
   static Failure CheckDamage(const Op& op);
   static void Heal(Subgroup& subgroup);
+  // Evacuation: scheduler_leave.cc
+  void PumpLeaving();
+  void LeaveOne(PathIndex path, uint32_t* looks);
+  BlockOwner* NextOwner(Leaving* at);
+  bool MoveOff(PathIndex path, Block& block);
+  void EndRound(Leaving* at);
+  void Leave(Block& block);
+  void StopLeaving(Block& block);
+  void MaybeEvacuated(PathIndex path);
   // Movement: scheduler_pump.cc
   void Pump();
   void PumpFlushes();

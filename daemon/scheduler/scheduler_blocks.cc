@@ -56,7 +56,8 @@ bool Scheduler::Unsaved(const Block& block) const {
   if (block.nonzero & kPartGradient && !block.grad_saved) return true;
   if (!(block.nonzero & kPartState)) return false;
   if (block.extent.path == kNone) return true;
-  return paths_[block.extent.path].health.unreadable() && (block.nonzero & ~block.filled) == 0;
+  const PathState& path = paths_[block.extent.path];
+  return (path.health.unreadable() || path.leaving.on) && (block.nonzero & ~block.filled) == 0;
 }
 
 // What is in memory of what the path holds stays there until it is elsewhere.
@@ -107,6 +108,7 @@ void Scheduler::RemovePending(Block& block) {
 
 void Scheduler::StartWork(Block& block) {
   LeaveLists(block);
+  StopLeaving(block);
   const bool alone = (block.nonzero & ~block.filled & kPartState) != 0;
   if (block.want->kind() == MLPO_OP_GRAD && alone && !block.lone_grad) BeLone(block);
   // What a path has now is likely to go to one again; what has stayed in memory is not, and costs nothing.
@@ -216,6 +218,7 @@ void Scheduler::SetAhead(Block& block, bool ahead) {
 void Scheduler::DropBuffer(Block& block) {
   LeaveLists(block);
   LeaveLone(block);
+  StopLeaving(block);
   free_.Give(block.buffer);
   block.buffer = kNone;
   block.filled = block.unchecked = 0;
@@ -232,6 +235,7 @@ void Scheduler::GiveExtent(Session& session, const Extent& extent) {
 
 void Scheduler::ReleaseExtent(Block& block) {
   if (block.extent.path == kNone) return;
+  StopLeaving(block);
   GiveExtent(*block.owner->session, block.extent);
   block.extent = Extent{};
   block.grad_saved = false;

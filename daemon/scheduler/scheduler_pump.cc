@@ -18,6 +18,7 @@ void Scheduler::Pump() {
     PumpGradients();
     WantNext();
     PumpFlushes();
+    PumpLeaving();
     while (FetchOne()) {
       WantNext();
       PumpFlushes();
@@ -123,7 +124,7 @@ bool Scheduler::TakesWrites(PathIndex index, uint64_t bytes) const {
 
 // For a new extent of the session; `bytes` 0: for one that there is.
 bool Scheduler::HasRoom(PathIndex index, uint64_t bytes, const Session& session) const {
-  if (!TakesWrites(index, bytes)) return false;
+  if (!TakesWrites(index, bytes) || session.files[index] == kNone) return false;
   return bytes == 0 || paths_[index].health.MayWrite() || session.extents[index].HasWritten(bytes);
 }
 
@@ -235,6 +236,7 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
     path.health.WriteFailed(result.error, in_flight.transfer.offset + in_flight.transfer.bytes, rewrite, now_ns_);
   } else {
     extents.Wrote(in_flight.extent.offset, in_flight.extent.bytes);
+    StopLeaving(block);
     if (!in_place) {
       ReleaseExtent(block);
       block.extent = in_flight.extent;
@@ -369,6 +371,7 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     const bool before = path.health.unreadable();
     path.health.ReadFailed(result.error, now_ns_);
     if (!before) KeepInMemory(in_flight.extent.path);
+    path.leaving.failed += block.leaves;
     block.want = nullptr;
     if (block.nonzero & kPartGradient && !block.grad_saved) {
       BeLone(block);  // again: its state could not be read, and the gradient is nowhere else
@@ -400,6 +403,7 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   if (op != nullptr && op->failure.status == 0) return StartWork(block);
   block.want = nullptr;
   SettleInMemory(block);
+  if (block.leaves) Leave(block);
   if (op != nullptr) BlockDone(*op);
 }
 

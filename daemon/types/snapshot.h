@@ -52,7 +52,11 @@ struct PathSnapshot {
   int64_t state_since_ns = 0;        // monotonic; 0: the start
   uint64_t probes = 0;               // since start
   uint64_t failed_probes = 0;
-  int64_t read_busy_ns = 0;  // time with a read in flight, since start
+  bool evacuating = false;         // mlpo-ctl paths evacuate
+  bool evacuated = false;          // it is done
+  uint64_t evacuation_bytes = 0;   // that were to be moved; scratch_bytes are left
+  uint64_t unreadable_blocks = 0;  // that stay, therefore
+  int64_t read_busy_ns = 0;        // time with a read in flight, since start
   int64_t write_busy_ns = 0;
   int64_t busy_ns = 0;    // with either
   double read_limit = 0;  // bytes/s that it is taken to do alone, see speeds_from; 0: not known

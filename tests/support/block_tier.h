@@ -287,6 +287,7 @@ class BlockTier : private SchedulerActions {
   void StartStats(Op& op) override { Start(std::make_unique<StatsJob>(&op)); }
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }
   void CopyPiece(const Op&, std::vector<std::byte>&) override {}  // objects here are larger
+  void Evacuated(PathIndex) override {}  // nobody asks for it here
   void StartProbe(PathIndex path, uint64_t end) override {
     later_.push_back([this, path, end] {
       scheduler_->ProbeDone(path, path_->Probe(MLPO_ALIGN, end).os_errno(), NowNs());

@@ -300,6 +300,30 @@ void FakeTier::StartTransfer(const Transfer& transfer) {
   path.device.Start(transfer, now_ns_);
 }
 
+void FakeTier::Evacuated(PathIndex path) {
+  const Outside outside(this);
+  evacuated.push_back(path);
+  PathSnapshot snapshot;
+  scheduler_->Fill(path, &snapshot, now_ns_);
+  if (snapshot.scratch_bytes != 0 || snapshot.in_flight != 0) Violate("a path was evacuated before its last block");
+  // Whatever is read there from now on is nothing of ours.
+  for (auto& [place, file] : files_) {
+    if (place.first == path) file.clear();
+  }
+}
+
+void FakeTier::EnablePath(PathIndex path) {
+  PathSnapshot snapshot;
+  scheduler_->Fill(path, &snapshot, now_ns_);
+  if (snapshot.evacuated) {
+    for (const auto& [session, has_files] : known_) {
+      if (has_files) scheduler_->SetFile(session, path, FileOf(session));
+    }
+    for (const auto& [store, asks] : asking_) scheduler_->SetFile(store, path, FileOf(store));
+  }
+  Call([&] { scheduler_->EnablePath(path, now_ns_); });
+}
+
 // A block written and read back, at the device's pace.
 void FakeTier::StartProbe(PathIndex path, uint64_t end) {
   const Outside outside(this);

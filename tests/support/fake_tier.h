@@ -55,6 +55,9 @@ class FakeTier : public SchedulerActions {
   using Fault = std::function<int(const Transfer&)>;
   void SetFault(PathIndex path, Fault fault) { paths_[path].fault = std::move(fault); }
 
+  // As the daemon carries it out: sessions get files there, if they had to give them back.
+  void EnablePath(PathIndex path);
+
   struct PathCounts {
     uint64_t reads = 0, writes = 0, read_bytes = 0, written_bytes = 0;  // started
     uint64_t done_read_bytes = 0, done_written_bytes = 0;               // of those that succeeded
@@ -163,6 +166,7 @@ class FakeTier : public SchedulerActions {
   Failure room_failure;         // of every MakeRoom
   std::vector<uint64_t> rooms;  // bytes that were asked for
   int small_pieces = 0;
+  std::vector<PathIndex> evacuated;  // paths, as they were
 
  private:
   struct Event {
@@ -228,6 +232,7 @@ class FakeTier : public SchedulerActions {
   void StartStats(Op& op) override;
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }
   void CopyPiece(const Op&, std::vector<std::byte>&) override { ++small_pieces; }
+  void Evacuated(PathIndex path) override;
   void StartProbe(PathIndex path, uint64_t end) override;
   void EndProbe(Transfer transfer);
   void MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket) override;

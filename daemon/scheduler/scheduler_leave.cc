@@ -1,0 +1,211 @@
+// Scheduler: paths that are disabled, evacuated and enabled by command.
+//
+// A block leaves a path when it is written to another one. Most do so by themselves: an update gives a block a new
+// place. For the others a round goes through all blocks, again and again until nothing is there: what is in memory is
+// written, what is not is read first. A block that cannot be read stays, and is tried again in a later round.
+#include <algorithm>
+
+#include "daemon/base/check.h"
+#include "daemon/base/clock.h"
+#include "daemon/scheduler/object.h"
+#include "daemon/scheduler/scheduler.h"
+#include "daemon/scheduler/session.h"
+
+namespace mlpo {
+namespace {
+
+constexpr uint32_t kLooks = 256;  // blocks that one call looks at: with millions, others wait for it
+constexpr int64_t kAmongOthersNs =
+    100 * kNsPerMs;                    // from one block that is read to the next, while others want buffers
+constexpr int64_t kPauseNs = kNsPerS;  // after a round that found nothing to be moved just then
+constexpr int64_t kUnreadablePauseNs = 60 * kNsPerS;  // after one that found only what cannot be read
+
+}  // namespace
+
+std::string Scheduler::WhyNeeded(PathIndex index) const {
+  std::string others;
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (i == index) continue;
+    if (paths_[i].health.MayWrite() && !IsHanging(i)) return "";
+    others += (others.empty() ? "'" : ", '") + options_.path_names[i] + "' is " + StateName(i);
+  }
+  return others.empty() ? "it is the only path" : "no other path takes what is written: " + others;
+}
+
+void Scheduler::DisablePath(PathIndex path, int64_t now_ns) {
+  Enter(now_ns);
+  paths_[path].health.Disable(now_ns);
+  Pump();
+}
+
+void Scheduler::EvacuatePath(PathIndex index, int64_t now_ns) {
+  Enter(now_ns);
+  PathState& path = paths_[index];
+  path.health.Disable(now_ns);
+  if (!path.leaving.on) {
+    path.leaving.on = true;
+    path.leaving.total_bytes = path.extent_bytes;
+    KeepInMemory(index);
+  }
+  Pump();
+}
+
+void Scheduler::EnablePath(PathIndex index, int64_t now_ns) {
+  Enter(now_ns);
+  PathState& path = paths_[index];
+  const uint32_t held = path.leaving.held;  // they are written somewhere, some time
+  path.leaving = Leaving();
+  path.leaving.held = held;
+  path.health.Enable(now_ns);
+  StartProbes();
+  Pump();
+}
+
+std::vector<std::pair<SessionId, uint64_t>> Scheduler::BytesOn(PathIndex path) const {
+  std::vector<std::pair<SessionId, uint64_t>> bytes;
+  for (const auto& [id, session] : sessions_) {
+    if (session->extents[path].bytes_in_use() > 0) bytes.emplace_back(id, session->extents[path].bytes_in_use());
+  }
+  return bytes;
+}
+
+void Scheduler::PumpLeaving() {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    Leaving& leaving = paths_[i].leaving;
+    if (!leaving.on || leaving.told) continue;
+    uint32_t looks = 0;
+    while (looks < kLooks && now_ns_ >= leaving.again_ns && paths_[i].extent_bytes > 0) {
+      const uint32_t before = looks;
+      LeaveOne(i, &looks);
+      if (looks == before) break;  // it has to wait for a buffer, or for a path
+    }
+    MaybeEvacuated(i);
+  }
+}
+
+// Looks at the next block of the round. *looks stays if that cannot be moved now: the round goes on there.
+void Scheduler::LeaveOne(PathIndex index, uint32_t* looks) {
+  Leaving& leaving = paths_[index].leaving;
+  BlockOwner* const owner = NextOwner(&leaving);
+  if (owner == nullptr) {
+    ++*looks;
+    return EndRound(&leaving);
+  }
+  if (leaving.block >= owner->blocks.size()) {
+    ++*looks;
+    ++leaving.owner;
+    leaving.block = 0;
+    return;
+  }
+  Block& block = owner->blocks[leaving.block];
+  if (block.extent.path == index && !MoveOff(index, block)) return;
+  ++leaving.block;
+  ++*looks;
+}
+
+// The one that the round is at; sessions and what they have may have come and gone since the last look. nullptr: it has
+// seen all.
+BlockOwner* Scheduler::NextOwner(Leaving* at) {
+  for (auto session = sessions_.lower_bound(at->session); session != sessions_.end(); ++session) {
+    if (session->first != at->session) {
+      at->session = session->first;
+      at->owner = 0;
+      at->block = 0;
+    }
+    BlockOwner* owner = nullptr;
+    uint64_t number = 0;
+    if (IsStore(session->first)) {
+      const auto& objects = static_cast<ObjectStore&>(*session->second).objects;
+      const auto object = objects.lower_bound(reinterpret_cast<const Object*>(at->owner));
+      if (object != objects.end()) {
+        owner = object->second.get();
+        number = reinterpret_cast<uint64_t>(object->first);
+      }
+    } else {
+      const auto& subgroups = session->second->subgroups;
+      const auto subgroup = subgroups.lower_bound(static_cast<SubgroupId>(std::min<uint64_t>(at->owner, kNone)));
+      if (subgroup != subgroups.end()) {
+        owner = subgroup->second.get();
+        number = subgroup->first;
+      }
+    }
+    if (owner == nullptr) continue;
+    if (number != at->owner) at->block = 0;
+    at->owner = number;
+    return owner;
+  }
+  return nullptr;
+}
+
+void Scheduler::EndRound(Leaving* at) {
+  at->unreadable = at->failed;
+  if (!at->moved) at->again_ns = now_ns_ + (at->failed > 0 ? kUnreadablePauseNs : kPauseNs);
+  at->session = 0;
+  at->owner = 0;
+  at->block = 0;
+  at->failed = 0;
+  at->moved = false;
+}
+
+// False if it cannot be begun now. What somebody wants or has in motion is looked at in the next round.
+bool Scheduler::MoveOff(PathIndex index, Block& block) {
+  PathState& path = paths_[index];
+  if (block.want != nullptr || block.owner->ending || block.lone_grad || IsGrowing(block)) return true;
+  if (block.state == BlockState::kClean && block.nonzero & ~block.filled) DropBuffer(block);  // a gradient alone
+  switch (block.state) {
+    case BlockState::kFetching:
+    case BlockState::kWorking:
+    case BlockState::kFlushing:
+      return true;
+    case BlockState::kClean:
+    case BlockState::kDirty:
+      if (!StartFlush(block)) return false;
+      path.leaving.moved = true;
+      return true;
+    case BlockState::kAway:
+      break;
+  }
+  const bool others_wait = pending_ > 0 || working_ > 0;
+  const uint32_t most = others_wait ? 1 : model_.QueueBlocks(index, Direction::kRead);
+  if (path.leaving.held >= most || (others_wait && now_ns_ < path.leaving.read_ns + kAmongOthersNs)) return false;
+  if (!MayStart(index, Direction::kRead, *block.owner->session)) return false;
+  if (!BufferIsFree()) {
+    read_ahead_ = std::max<uint64_t>(read_ahead_, 1);  // something is flushed for it
+    return false;
+  }
+  path.leaving.read_ns = now_ns_;
+  BufferIndex buffer;
+  MLPO_CHECK(TakeBuffer(NodeOf(index), &buffer));
+  LeaveLists(block);
+  block.leaves = true;
+  ++path.leaving.held;
+  StartRead(block, buffer);
+  return true;
+}
+
+// It has been read. If no other path takes it now, it waits among the dirty ones for the next round.
+void Scheduler::Leave(Block& block) {
+  paths_[block.extent.path].leaving.moved = true;
+  if (block.state != BlockState::kDirty) return StopLeaving(block);  // it need not leave any more
+  StartFlush(block);
+}
+
+// It has another place, or is somebody's to move.
+void Scheduler::StopLeaving(Block& block) {
+  if (!block.leaves) return;
+  block.leaves = false;
+  --paths_[block.extent.path].leaving.held;
+}
+
+void Scheduler::MaybeEvacuated(PathIndex index) {
+  PathState& path = paths_[index];
+  if (path.extent_bytes > 0 || path.reads + path.writes > 0) return;
+  path.leaving.told = true;
+  path.leaving.unreadable = 0;
+  for (auto& [id, session] : sessions_) {
+    if (!session->files.empty()) session->files[index] = kNone;
+  }
+  actions_->Evacuated(index);
+}
+
+}  // namespace mlpo
