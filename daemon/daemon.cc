@@ -44,7 +44,9 @@ constexpr auto kRecordsPeriod = std::chrono::seconds(60);
 constexpr SessionId kBenchStorage = kStoreBit;       // no job's objects have this number
 constexpr uint64_t kBenchBytes = uint64_t{1} << 30;  // of a path's file, and in flight
 constexpr char kNobodyAsks[] = "who asked for it has gone";
-constexpr auto kProbePatience = std::chrono::seconds(60);  // after it, nothing else is asked of the path's file system
+constexpr auto kRecordPatience = std::chrono::seconds(5);
+constexpr auto kRetakePatience = std::chrono::seconds(60);
+constexpr auto kProbePatience = std::chrono::seconds(10);  // after it, nothing else is asked of the path's file system
 constexpr double kSharedDevice = 0.9;  // together, paths on devices of their own reach more of what each did alone
 
 int64_t StepSeconds(uint64_t pool_bytes) { return kStepSeconds + static_cast<int64_t>(pool_bytes / kPoolBytesPerS); }
@@ -141,6 +143,8 @@ Status Daemon::OpenPaths() {
     if (!keeper.ok()) return keeper.status();
     keepers_.push_back(std::move(*keeper));
     path_states_.push_back("healthy");
+    disabled_.push_back(false);
+    enabling_.push_back(0);
   }
   shares_ = PathShares(parameters_, PolicyOf(config_.scheduler.policy));
   return Status();
@@ -256,6 +260,7 @@ Status Daemon::StartLoop() {
     PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
   };
   events.gone = [this](SessionId session) { PostMain([this, session] { OnGone(session); }); };
+  events.evacuated = [this](PathIndex path) { PostMain([this, path] { Evacuated(path); }); };
   events.probe = [this](PathIndex path, uint64_t end) { Probe(path, end); };
   events.make_room = [this](const ObjectStore& store, uint64_t bytes, uint64_t ticket) {
     const FileOwner owner{store.uid, store.job_name, kObjectsRank, store.id & ~kStoreBit};
@@ -303,6 +308,9 @@ Status Daemon::OpenSockets(const std::string& socket) {
     Bench(request, std::move(answer));
   };
   handlers.stop_bench = [this] { StopBench(); };
+  handlers.path = [this](const PathCommand& command, std::function<void(Result<std::string>)> answer) {
+    CommandPath(command, std::move(answer));
+  };
   handlers.doctor = [this](std::function<void(std::string)> answer) { Examine(std::move(answer)); };
   handlers.trace = [this](double seconds, std::function<void(Trace)> answer) { RecordTrace(seconds, answer); };
   handlers.trace_stop = [this] { trace_end_.cancel(); };
@@ -341,7 +349,6 @@ Daemon::~Daemon() {
   const std::string& metrics = config_.daemon.metrics_file;
   if (metrics_written_ && ::unlink(metrics.c_str()) != 0 && errno != ENOENT)
     spdlog::warn("event=remove_failed file={} errno={}", metrics, errno);
-  keepers_.clear();
   if (pool_) pool_->StopGrowing();
   queues_.clear();  // wait for what is in flight
   workers_.reset();
@@ -350,6 +357,7 @@ Daemon::~Daemon() {
     Status removed = storage->store->Remove();
     if (!removed.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", removed.message());
   }
+  keepers_.clear();  // and wait for what they have begun
 }
 
 // ---- Run ----
@@ -430,6 +438,25 @@ void Daemon::LogPathStates(const Snapshot& snapshot) {
     spdlog::log(level, "event=path_state path={} state={} before={} errno={}", path.name, path.state, path_states_[i],
                 path.error);
     path_states_[i] = path.state;
+    if (path.state == "healthy") UseAgain(static_cast<PathIndex>(i));
+  }
+}
+
+// Sessions that came while it could not be used get a file there, too.
+void Daemon::UseAgain(PathIndex path) {
+  std::vector<std::pair<SessionId, std::shared_ptr<Storage>>> storages(storages_.begin(), storages_.end());
+  PostHousekeeping([this, path, storages = std::move(storages)] { AddFiles(path, storages); });
+}
+
+void Daemon::AddFiles(PathIndex path, const std::vector<std::pair<SessionId, std::shared_ptr<Storage>>>& storages) {
+  std::vector<bool> only(paths_.size());
+  only[path] = true;
+  for (const auto& [id, storage] : storages) {
+    if (!storage->store) continue;
+    (void)storage->store->AddMissing(only);
+    // One that it had is told, too: the scheduler may have given it up since.
+    const FileId file = storage->store->files()[path];
+    if (file != kNone) loop_->Post([this, session = id, path, file] { loop_->SetFile(session, path, file); });
   }
 }
 
@@ -466,7 +493,10 @@ void Daemon::SaveRecords() {
 
 // "" or why it was not.
 std::string Daemon::SaveRecord(size_t path, const PathRecord& record) {
-  Status saved = paths_[path]->SaveRecord(record);
+  Path* const kept = paths_[path].get();
+  const std::optional<Status> asked =
+      keepers_[path]->Ask<Status>([kept, record] { return kept->SaveRecord(record); }, kRecordPatience);
+  const Status saved = asked.value_or(Status(-ETIMEDOUT, "the file system does not answer"));
   if (saved.ok()) return "";
   spdlog::warn("event=record_not_saved path={} reason=\"{}\"", paths_[path]->name(), saved.message());
   return saved.message();
@@ -581,23 +611,42 @@ void Daemon::SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas
   loop_->Post([this, identity, areas = std::move(areas)] { loop_->AddSession(identity, areas); });
 }
 
-Status Daemon::MakeFiles(Storage& storage, const FileOwner& owner) {
-  std::vector<Path*> paths;
-  for (const auto& path : paths_) paths.push_back(path.get());
-  Result<std::unique_ptr<ExtentStore>> store = ExtentStore::Create(std::move(paths), owner);
+// Where new files are made and room is reserved: paths that take what is written, by what was last heard of them. If
+// none does, all that are not disabled are asked, and say why.
+std::vector<bool> Daemon::UsedPaths() const {
+  std::vector<bool> uses(paths_.size());
+  bool any = false;
+  for (size_t i = 0; i < uses.size(); ++i) {
+    uses[i] = !disabled_[i] && (path_states_[i] == "healthy" || path_states_[i] == "full");
+    any |= uses[i];
+  }
+  for (size_t i = 0; i < uses.size() && !any; ++i) uses[i] = !disabled_[i];
+  return uses;
+}
+
+Status Daemon::MakeFiles(Storage& storage, const FileOwner& owner, const std::vector<bool>& uses) {
+  std::vector<ExtentStore::Place> places;
+  for (size_t i = 0; i < paths_.size(); ++i) places.push_back({paths_[i].get(), keepers_[i].get()});
+  Result<std::unique_ptr<ExtentStore>> store = ExtentStore::Create(std::move(places), owner, uses);
   if (!store.ok()) return store.status();
   storage.store = std::move(*store);
   return Status();
 }
 
-Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks) {
+Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks,
+                       const std::vector<bool>& uses) {
   if (!storage.store) {
-    Status made = MakeFiles(storage, {identity.uid, identity.job, identity.rank, identity.generation});
+    Status made = MakeFiles(storage, {identity.uid, identity.job, identity.rank, identity.generation}, uses);
     if (!made.ok()) return made;
+    storage.owner = "rank " + std::to_string(identity.rank) + " of job '" + identity.job + "'";
     loop_->Post([this, id = identity.id, files = storage.store->files()] { loop_->SetFiles(id, files); });
+  } else {
+    for (const auto& [path, file] : storage.store->AddMissing(uses))
+      loop_->Post([this, id = identity.id, on = path, made = file] { loop_->SetFile(id, on, made); });
   }
-  Status status = storage.store->Reserve(shares_, storage.extents + blocks,
-                                         Scheduler::BufferBytes(config_.memory.block_elements), "the session's state");
+  Status status =
+      storage.store->Reserve(shares_, storage.extents + blocks, Scheduler::BufferBytes(config_.memory.block_elements),
+                             "the session's state", uses);
   if (status.ok()) storage.extents += blocks;
   return status;
 }
@@ -605,11 +654,17 @@ Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64
 void Daemon::MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket) {
   std::shared_ptr<Storage>& storage = storages_[store];
   if (!storage) storage = std::make_shared<Storage>();
-  PostHousekeeping([this, storage, store, owner, bytes, ticket] {
+  PostHousekeeping([this, storage, store, owner, bytes, ticket, uses = UsedPaths()] {
     Status status;
-    if (!storage->store) status = MakeFiles(*storage, owner);
+    if (!storage->store) {
+      status = MakeFiles(*storage, owner, uses);
+      storage->owner = "job '" + owner.job + "'";
+    } else {
+      (void)storage->store->AddMissing(uses);  // RoomMade tells of all files
+    }
     if (status.ok()) {
-      status = storage->store->Reserve(shares_, bytes / MLPO_ALIGN, MLPO_ALIGN, "what job '" + owner.job + "' keeps");
+      status =
+          storage->store->Reserve(shares_, bytes / MLPO_ALIGN, MLPO_ALIGN, "what job '" + owner.job + "' keeps", uses);
     }
     std::vector<FileId> files;
     if (status.ok()) files = storage->store->files();
@@ -639,8 +694,8 @@ void Daemon::PrepareStorage(const SessionIdentity& identity, const SubgroupSpec&
   std::shared_ptr<Storage>& storage = storages_[identity.id];
   if (!storage) storage = std::make_shared<Storage>();
   const uint64_t blocks = BlockCount(spec);
-  PostHousekeeping([this, storage, identity, blocks, done = std::move(done)] {
-    Status status = Reserve(*storage, identity, blocks);
+  PostHousekeeping([this, storage, identity, blocks, uses = UsedPaths(), done = std::move(done)] {
+    Status status = Reserve(*storage, identity, blocks, uses);
     PostMain([done, status] { done(status); });
   });
 }
@@ -763,6 +818,125 @@ void Daemon::Examine(std::function<void(std::string)> answer) {
   });
 }
 
+// ---- Paths, by command ----
+
+void Daemon::CommandPath(const PathCommand& command, std::function<void(Result<std::string>)> answer) {
+  if (state_ != State::kReady) return answer(Status(-ESHUTDOWN, "the daemon is not ready"));
+  std::string known;
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    known += (i > 0 ? ", " : "") + paths_[i]->name();
+    if (command.path != paths_[i]->name() && command.path != paths_[i]->directory()) continue;
+    spdlog::info("event=path_command path={} command={}", paths_[i]->name(), command.name);
+    const auto path = static_cast<PathIndex>(i);
+    if (command.name == "disable") return Disable(path, std::move(answer));
+    if (command.name == "evacuate") return Evacuate(path, std::move(answer));
+    return Enable(path, std::move(answer));
+  }
+  answer(Status::Invalid("no path '" + command.path + "'; there are: " + known));
+}
+
+void Daemon::Disable(PathIndex path, std::function<void(Result<std::string>)> answer) {
+  loop_->Post([this, path, answer = std::move(answer)] {
+    const std::string needed = loop_->WhyNeeded(path);
+    if (needed.empty()) loop_->DisablePath(path);
+    PostMain([this, path, needed, answer] {
+      if (!needed.empty()) return answer(Status(-EBUSY, "path " + paths_[path]->name() + " is needed: " + needed));
+      disabled_[path] = true;
+      answer(std::string("{\"state\":\"disabled\"}"));
+    });
+  });
+}
+
+// The others are asked for room for all that sessions have, before anything is moved.
+void Daemon::Evacuate(PathIndex path, std::function<void(Result<std::string>)> answer) {
+  std::vector<std::shared_ptr<Storage>> storages;
+  for (const auto& [id, storage] : storages_) storages.push_back(storage);
+  std::vector<bool> uses = UsedPaths();
+  uses[path] = false;
+  PostHousekeeping([this, path, storages, uses, answer = std::move(answer)] {
+    std::string full;
+    for (const auto& storage : storages) {
+      if (!storage->store || !full.empty()) continue;
+      const Status room = storage->store->ReserveAgain(shares_, uses);
+      if (!room.ok()) full = "without it " + storage->owner + " has no place: " + room.message();
+    }
+    loop_->Post([this, path, full, answer] {
+      const std::string needed = full.empty() ? loop_->WhyNeeded(path) : full;
+      const uint64_t bytes = needed.empty() ? loop_->EvacuatePath(path) : 0;
+      PostMain([this, path, needed, bytes, answer] {
+        if (!needed.empty())
+          return answer(Status(-ENOSPC, "path " + paths_[path]->name() + " is not evacuated: " + needed));
+        disabled_[path] = true;
+        answer("{\"state\":\"disabled\",\"total_bytes\":" + std::to_string(bytes) + "}");
+      });
+    });
+  });
+}
+
+// Nothing is there any more: its files go, and nothing keeps the file system from being unmounted.
+void Daemon::Evacuated(PathIndex path) {
+  if (enabling_[path] > 0) return;  // which was asked for before this was known: it stays as it is
+  std::vector<std::shared_ptr<Storage>> storages;
+  for (const auto& [id, storage] : storages_) {
+    if (id != kBenchStorage) storages.push_back(storage);  // a calibration uses its files past the scheduler
+  }
+  PathRecord record = records_[path];
+  PostHousekeeping([this, path, storages, record] {
+    for (const auto& storage : storages) {
+      if (!storage->store) continue;
+      const Status removed = storage->store->RemoveOn(path);
+      if (!removed.ok())
+        spdlog::warn("event=remove_failed path={} reason=\"{}\"", paths_[path]->name(), removed.message());
+    }
+    (void)SaveRecord(path, record);
+    Path* const kept = paths_[path].get();
+    const std::optional<Status> released =
+        keepers_[path]->Ask<Status>([kept] { return kept->Release(); }, ExtentStore::kPatience);
+    const Status status = released.value_or(Status(-ETIMEDOUT, "its file system does not answer"));
+    if (status.ok()) {
+      spdlog::info("event=evacuated path={}", kept->name());
+    } else {
+      spdlog::warn("event=evacuated path={} still_open=\"{}\"", kept->name(), status.message());
+    }
+  });
+}
+
+// Behind what an evacuation still has housekeeping do. What may take long is nothing that housekeeping, and with it
+// each session that begins or ends, is to wait for.
+void Daemon::Enable(PathIndex path, std::function<void(Result<std::string>)> answer) {
+  ++enabling_[path];
+  PostHousekeeping([this, path, answer = std::move(answer)] {
+    boost::asio::post(lookout_, [this, path, answer] {
+      Path* const kept = paths_[path].get();
+      const std::optional<Status> asked =
+          keepers_[path]->Ask<Status>([kept] { return kept->Retake(); }, kRetakePatience);
+      const Status taken = asked.value_or(Status(
+          -ETIMEDOUT, "the file system of path " + kept->name() + " (" + kept->directory() + ") does not answer"));
+      PostMain([this, path, taken, answer] { Retaken(path, taken, answer); });
+    });
+  });
+}
+
+// Sessions have their files there before the scheduler uses it.
+void Daemon::Retaken(PathIndex path, const Status& taken, const std::function<void(Result<std::string>)>& answer) {
+  if (!taken.ok()) {
+    --enabling_[path];
+    return answer(taken);
+  }
+  std::vector<std::pair<SessionId, std::shared_ptr<Storage>>> storages(storages_.begin(), storages_.end());
+  PostHousekeeping([this, path, storages = std::move(storages), answer] {
+    AddFiles(path, storages);
+    loop_->Post([this, path, answer] {
+      loop_->EnablePath(path);
+      PostMain([this, path, answer] {
+        --enabling_[path];
+        disabled_[path] = false;
+        answer(std::string("{\"state\":\"probing\"}"));
+      });
+    });
+  });
+}
+
 // ---- Calibration ----
 
 // One calibration, on its way through the threads: files (housekeeping), buffers (data), their content (housekeeping),
@@ -792,8 +966,10 @@ void Daemon::Bench(const BenchRequest& request, std::function<void(Result<std::s
     const auto named = [&](const std::string& text) {
       return text == paths_[i]->name() || text == paths_[i]->directory();
     };
-    if (request.paths.empty() || std::any_of(request.paths.begin(), request.paths.end(), named))
-      run->options.paths.push_back(static_cast<PathIndex>(i));
+    const bool asked = std::any_of(request.paths.begin(), request.paths.end(), named);
+    if (asked && disabled_[i])
+      return run->answer(Status(-EBUSY, "path " + paths_[i]->name() + " is disabled: mlpo-ctl paths enable it first"));
+    if (asked || (request.paths.empty() && !disabled_[i])) run->options.paths.push_back(static_cast<PathIndex>(i));
   }
   for (const std::string& text : request.paths) {
     std::string known;
@@ -822,12 +998,20 @@ void Daemon::Bench(const BenchRequest& request, std::function<void(Result<std::s
   storages_[kBenchStorage] = run->storage;
   PostHousekeeping([this, run] {
     std::vector<double> shares(paths_.size());
-    for (const PathIndex path : run->options.paths) shares[path] = 1.0 / static_cast<double>(run->options.paths.size());
-    Status status = MakeFiles(*run->storage, run->owner);
+    std::vector<bool> uses(paths_.size());
+    for (const PathIndex path : run->options.paths) {
+      shares[path] = 1.0 / static_cast<double>(run->options.paths.size());
+      uses[path] = true;
+    }
+    Status status = MakeFiles(*run->storage, run->owner, uses);
     if (status.ok()) {
       status = run->storage->store->Reserve(shares, run->options.file_blocks * run->options.paths.size(),
-                                            run->options.block_bytes, "the calibration");
+                                            run->options.block_bytes, "the calibration", uses);
       run->options.files = run->storage->store->files();
+      for (const PathIndex path : run->options.paths) {
+        if (status.ok() && run->options.files[path] == kNone)
+          status = Status(-EIO, "path " + paths_[path]->name() + " cannot be used now: mlpo-ctl paths says why");
+      }
     }
     if (!status.ok()) run->error = status.message();
     loop_->Post([this, run] { LendToBench(run); });

@@ -63,6 +63,7 @@ class Daemon : public SessionHost {
   struct Storage {
     std::unique_ptr<ExtentStore> store;  // housekeeping thread
     uint64_t extents = 0;                // housekeeping thread: registered blocks
+    std::string owner;                   // for messages
   };
 
   Daemon(Config config, ServiceManager* service) : config_(std::move(config)), service_(service) {}
@@ -75,8 +76,18 @@ class Daemon : public SessionHost {
   Status StartQueues();
   Status StartLoop();
   Status OpenSockets(const std::string& socket);
-  Status MakeFiles(Storage& storage, const FileOwner& owner);
-  Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks);
+  std::vector<bool> UsedPaths() const;
+  Status MakeFiles(Storage& storage, const FileOwner& owner, const std::vector<bool>& uses);
+  Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks, const std::vector<bool>& uses);
+  // mlpo-ctl paths
+  void CommandPath(const PathCommand& command, std::function<void(Result<std::string>)> answer);
+  void Disable(PathIndex path, std::function<void(Result<std::string>)> answer);
+  void Evacuate(PathIndex path, std::function<void(Result<std::string>)> answer);
+  void Enable(PathIndex path, std::function<void(Result<std::string>)> answer);
+  void Retaken(PathIndex path, const Status& taken, const std::function<void(Result<std::string>)>& answer);
+  void Evacuated(PathIndex path);
+  void UseAgain(PathIndex path);
+  void AddFiles(PathIndex path, const std::vector<std::pair<SessionId, std::shared_ptr<Storage>>>& storages);
   void MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket);
   void Probe(PathIndex path, uint64_t end);  // data thread
 
@@ -136,7 +147,7 @@ class Daemon : public SessionHost {
 
   boost::asio::io_context io_;
   boost::asio::thread_pool housekeeping_{1};
-  boost::asio::thread_pool lookout_{1};  // the doctor and the metrics file: housekeeping may hang, and they too
+  boost::asio::thread_pool lookout_{1};  // doctor, gc, metrics file, paths taken back: no session waits
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer drain_deadline_{io_};
   boost::asio::steady_timer next_beat_{io_};
@@ -166,6 +177,8 @@ class Daemon : public SessionHost {
   std::unique_ptr<DataLoop> loop_;
   std::vector<std::unique_ptr<PathKeeper>> keepers_;  // per path; they end before what they post to
   std::vector<std::string> path_states_;              // per path, as last logged
+  std::vector<bool> disabled_;                        // per path, by command
+  std::vector<uint32_t> enabling_;                    // per path: Enables under way
   BoundSocket socket_;
   std::unique_ptr<SessionServer> sessions_;
   std::unique_ptr<CountersFile> counters_;

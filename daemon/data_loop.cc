@@ -290,6 +290,13 @@ void DataLoop::RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::v
 
 void DataLoop::ProbeDone(PathIndex path, int error) { scheduler_.ProbeDone(path, error, NowNs()); }
 
+uint64_t DataLoop::EvacuatePath(PathIndex path) {
+  scheduler_.EvacuatePath(path, NowNs());
+  PathSnapshot snapshot;
+  scheduler_.Fill(path, &snapshot, NowNs());
+  return snapshot.evacuation_bytes;
+}
+
 void DataLoop::Drain(std::function<void()> drained) {
   draining_ = true;
   CancelCalibration(kStopping);
@@ -480,6 +487,8 @@ void DataLoop::CopyPiece(const Op& op, std::vector<std::byte>& memory) {
     CopyClientMemory(staged, held, submission.count);
   }
 }
+
+void DataLoop::Evacuated(PathIndex path) { events_.evacuated(path); }
 
 void DataLoop::StartProbe(PathIndex path, uint64_t end) { events_.probe(path, end); }
 

@@ -52,7 +52,8 @@ class DataLoop : private SchedulerActions {
   // Called in the data thread.
   struct Events {
     std::function<void(SessionId, std::string reason)> broken;  // it broke the protocol; its ring is not read any more
-    std::function<void(SessionId)> gone;  // after EndSession, or of a store: nothing of it is in use
+    std::function<void(SessionId)> gone;            // after EndSession, or of a store: nothing of it is in use
+    std::function<void(PathIndex path)> evacuated;  // see SchedulerActions::Evacuated
     // See SchedulerActions::StartProbe; answered by ProbeDone.
     std::function<void(PathIndex path, uint64_t end)> probe;
     // See SchedulerActions::MakeRoom; answered by RoomMade.
@@ -77,6 +78,14 @@ class DataLoop : private SchedulerActions {
   void EndSession(SessionId session);
   void RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, const Status& status);
   void ProbeDone(PathIndex path, int error);
+  // One file more of a session or store, if it is still there.
+  void SetFile(SessionId session, PathIndex path, FileId file) { scheduler_.SetFile(session, path, file); }
+  // Why the path cannot be spared; "" if it can.
+  std::string WhyNeeded(PathIndex path) const { return scheduler_.WhyNeeded(path); }
+  void DisablePath(PathIndex path) { scheduler_.DisablePath(path, NowNs()); }
+  // Returns the bytes that are to be moved.
+  uint64_t EvacuatePath(PathIndex path);
+  void EnablePath(PathIndex path) { scheduler_.EnablePath(path, NowNs()); }
   // New submissions are refused with ESHUTDOWN; `drained` is called once everything accepted is answered.
   void Drain(std::function<void()> drained);
   // Tells every client that no completion will follow.
@@ -132,6 +141,7 @@ class DataLoop : private SchedulerActions {
   void StartStats(Op& op) override;
   Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) override;
   void CopyPiece(const Op& op, std::vector<std::byte>& memory) override;
+  void Evacuated(PathIndex path) override;
   void StartProbe(PathIndex path, uint64_t end) override;
   void MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) override;
   void PublishEpoch(const Subgroup& subgroup) override;

@@ -10,6 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "daemon/base/clock.h"
@@ -34,6 +35,11 @@ constexpr double kMaxTraceSeconds = 60;
 constexpr size_t kTracePiece = 4096;                   // records an answer
 constexpr auto kTraceKept = std::chrono::seconds(60);  // for who does not fetch it
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+constexpr std::string_view kPathMethods = "paths_";
+
+bool TakesParameters(const std::string& method) {
+  return method == "bench" || method.starts_with("trace_") || method.starts_with(kPathMethods);
+}
 
 }  // namespace
 
@@ -66,6 +72,7 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   void Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
   void Doctor(const std::shared_ptr<Connection>& connection, RpcRequest request);
   void Bench(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void CommandPath(const std::shared_ptr<Connection>& connection, RpcRequest request);
   // The recording: one at a time, kept until it has been read, or for a minute.
   struct Recording {
     uint64_t number = 0;
@@ -217,10 +224,12 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
   std::optional<RpcRequest> request = ParseRpc(line, &refusal);
   if (!request) {
     connection->Answer(std::move(refusal));
-  } else if (!request->params.empty() && request->method != "bench" && request->method.rfind("trace_", 0) != 0) {
+  } else if (!request->params.empty() && !TakesParameters(request->method)) {
     Reply(connection, *request, RpcErrorLine(request->id, RpcError::kInvalidParams, "method takes no parameters"));
   } else if (request->method == "bench") {
     Bench(connection, std::move(*request));
+  } else if (request->method.starts_with(kPathMethods)) {
+    CommandPath(connection, std::move(*request));
   } else if (request->method == "drain") {
     Drain(connection, *request);
   } else if (request->method == "trace_start") {
@@ -237,7 +246,7 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     Reply(connection, *request,
           RpcErrorLine(request->id, RpcError::kNoMethod,
                        "no such method; known: status, sessions, paths, metrics, trace_start, trace_stop, trace_read, "
-                       "doctor, version, bench, drain"));
+                       "doctor, version, bench, paths_disable, paths_enable, paths_evacuate, drain"));
   }
 }
 
@@ -358,6 +367,28 @@ void ControlServer::Core::Bench(const std::shared_ptr<Connection>& connection, R
     self->bench_for_ = nullptr;
     const auto asker = waiter.connection.lock();
     if (!asker || asker->closed()) return;
+    const std::string& id = waiter.request.id;
+    Reply(
+        asker, waiter.request,
+        result.ok() ? RpcResultLine(id, *result) : RpcErrorLine(id, RpcError::kNotPossible, result.status().message()));
+  });
+}
+
+void ControlServer::Core::CommandPath(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  if (Refused(connection, request)) return;
+  PathCommand command;
+  command.name = request.method.substr(kPathMethods.size());
+  if (command.name != "disable" && command.name != "enable" && command.name != "evacuate")
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kNoMethod, "no such method"));
+  if (const std::string wrong = ParsePathCommand(request.params, &command); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  spdlog::info("event=path_command_requested uid={} pid={} command={}", connection->peer().uid, connection->peer().pid,
+               command.name);
+  const Waiter waiter{connection, std::move(request)};
+  handlers_.path(command, [weak = weak_from_this(), waiter](Result<std::string> result) {
+    const auto self = weak.lock();
+    const auto asker = waiter.connection.lock();
+    if (!self || self->stopped_ || !asker || asker->closed()) return;
     const std::string& id = waiter.request.id;
     Reply(
         asker, waiter.request,

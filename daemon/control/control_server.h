@@ -1,10 +1,11 @@
 // ControlServer: answers questions about the daemon on its control socket (JSON-RPC 2.0, one request a line).
 //
-// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; drain, doctor and bench,
-// for administrators. Root, the daemon's uid and members of the admin group see and command everything; everyone else
-// sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED decides, at connect). Peers are not trusted:
-// requests are at most 64 KiB and answered one at a time, so that one who does not read costs one answer's memory; idle
-// connections are closed; connections are limited, per uid too; at most one snapshot is in the making for all of them.
+// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; drain, doctor, bench,
+// paths_disable, paths_enable and paths_evacuate, for administrators. Root, the daemon's uid and members of the admin
+// group see and command everything; everyone else sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED
+// decides, at connect). Peers are not trusted: requests are at most 64 KiB and answered one at a time, so that one who
+// does not read costs one answer's memory; idle connections are closed; connections are limited, per uid too; at most
+// one snapshot is in the making for all of them.
 //
 // Owner: the main thread, which runs the io_context; everything here happens there, the handlers are called there and
 // `snapshot` answers there. The io_context outlives the server; an answer that comes after the server is dropped.
@@ -34,6 +35,12 @@ struct BenchRequest {
   double seconds = 0.7;            // of each measurement
 };
 
+// What mlpo-ctl paths disable, enable and evacuate ask for.
+struct PathCommand {
+  std::string name;  // one of these
+  std::string path;  // name or directory
+};
+
 struct ControlHandlers {
   std::function<void(std::function<void(Snapshot)>)> snapshot;                  // answers now or later
   std::function<void()> drain;                                                  // begins to drain; may be called again
@@ -41,6 +48,8 @@ struct ControlHandlers {
   // Measures the paths; answers later, with JSON or an error. One at a time; stop_bench ends it soon, with an error.
   std::function<void(const BenchRequest&, std::function<void(Result<std::string> json)>)> bench = nullptr;
   std::function<void()> stop_bench = nullptr;
+  // Answers when the command is in force, with JSON, or with why it is not.
+  std::function<void(const PathCommand&, std::function<void(Result<std::string> json)>)> path = nullptr;
   // Records for so long, or until trace_stop; answers later. One at a time.
   std::function<void(double seconds, std::function<void(Trace)>)> trace = nullptr;
   std::function<void()> trace_stop = nullptr;

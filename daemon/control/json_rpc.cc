@@ -61,6 +61,15 @@ std::string ParseBench(const std::string& params, BenchRequest* request) {
   return "";
 }
 
+std::string ParsePathCommand(const std::string& params, PathCommand* command) {
+  const json parsed = json::parse(params.empty() ? "{}" : params, nullptr, /*allow_exceptions=*/false);
+  const auto path = parsed.is_object() ? parsed.find("path") : parsed.end();
+  if (!parsed.is_object() || parsed.size() != 1 || path == parsed.end() || !path->is_string())
+    return "the parameters are {\"path\": its name or directory}";
+  command->path = path->get<std::string>();
+  return "";
+}
+
 std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply) {
   RpcRequest request;
   request.id = "null";

@@ -238,6 +238,40 @@ Status Path::Probe(uint64_t bytes, uint64_t end) const {
   return ProbeBlock(impl_->node_fd.get(), impl_->shown, direct_io_, bytes, end);
 }
 
+Status Path::Release() {
+  {
+    const std::lock_guard guard(impl_->mutex);
+    if (!impl_->files.empty())
+      return Status(-EBUSY, "path " + name_ + " (" + directory_ + ") has " + std::to_string(impl_->files.size()) +
+                                " files of sessions");
+  }
+  impl_->node_fd.reset();
+  impl_->lock.reset();
+  return Status();
+}
+
+Status Path::Retake() {
+  if (impl_->node_fd) return Status();
+  Status status = impl_->OpenFolders(directory_);
+  if (status.ok()) {
+    const Result<CleanupResult> cleaned = RemoveDeadScratch(impl_->node_fd.get(), impl_->node, impl_->shown);
+    status = cleaned.status();
+  }
+  if (status.ok()) {
+    const Result<ProbeResult> probe = ProbeFolder(impl_->node_fd.get(), impl_->shown, config_.direct);
+    status = probe.status();
+    if (status.ok() && probe.value().direct != direct_io_)
+      status = Status(-EOPNOTSUPP, "path " + name_ + " (" + directory_ + ") " +
+                                       (direct_io_ ? "no longer does O_DIRECT (" + probe.value().reason + ")"
+                                                   : std::string("does O_DIRECT now")) +
+                                       ": start the daemon anew to use it so");
+  }
+  if (status.ok()) return status;
+  impl_->node_fd.reset();
+  impl_->lock.reset();
+  return status;
+}
+
 uint64_t Path::AvailableBytes() const {
   const Result<uint64_t> free_bytes = impl_->FreeOnFileSystem();
   if (!free_bytes.ok()) {  // asked often, by policy: no space until the file system answers again

@@ -5,9 +5,9 @@
 // foreign owner is an error), takes the lock of <uid>/<node>, removes what dead sessions of this <uid>/<node> left, and
 // proves writing, reading back, O_DIRECT and its alignment.
 //
-// Threads: Open and Close in main; CreateFile, Reserve, RemoveFile and SaveRecord in the housekeeping thread (they may
-// block on a slow file system); the rest is immutable after Open. File descriptors are borrowed by the path's queue
-// while files exist.
+// Threads: Open in main; whatever may block on a slow file system (files, records, Probe, Release, Retake) in the
+// path's keeper thread; the rest is immutable after Open. File descriptors are borrowed by the path's queue while files
+// exist.
 #pragma once
 
 #include <cstdint>
@@ -59,6 +59,13 @@ class Path {
 
   // Proves that it stores a block: see ProbeBlock. For whoever may hang as the path does.
   Status Probe(uint64_t bytes, uint64_t end) const;
+
+  // Closes its folders and gives its lock back, so that the file system can be unmounted or be another daemon's; EBUSY
+  // while it has files. Until Retake everything that needs them is EBADF.
+  Status Release();
+  // As Open does, after Release; nothing happens if it was not released. The file system may be another one, as long as
+  // it does O_DIRECT as the old one did.
+  Status Retake();
 
   // What is kept of it from one daemon to the next, as found by Open.
   const PathRecord& record() const { return record_; }

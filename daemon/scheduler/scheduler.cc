@@ -145,7 +145,7 @@ void Scheduler::SetFiles(SessionId id, std::vector<FileId> files) {
 
 void Scheduler::SetFile(SessionId id, PathIndex path, FileId file) {
   Session* session = Find(id);
-  if (session == nullptr || session->files.empty()) return;
+  if (session == nullptr || session->files.empty() || session->files[path] == file) return;
   session->extents[path].Forget();
   session->files[path] = file;
 }

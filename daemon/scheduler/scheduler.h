@@ -137,7 +137,7 @@ class Scheduler {
   void AddSession(const SessionIdentity& identity);
   // The session's file on each path, kNone where it has none; before its first subgroup.
   void SetFiles(SessionId session, std::vector<FileId> files);
-  // One where it has none, or nothing in it; of a store, too. Nothing happens if the session has ended.
+  // One where it has none, or nothing in it; of a store, too. Nothing happens if the session has ended, or has it.
   void SetFile(SessionId session, PathIndex path, FileId file);
   void AddSubgroup(SessionId session, SubgroupSpec spec);
   // Drops what is queued, answers nothing more, and calls SessionGone when nothing is in flight.
@@ -178,8 +178,6 @@ class Scheduler {
   void EvacuatePath(PathIndex path, int64_t now_ns);
   // Is probed, and then used again.
   void EnablePath(PathIndex path, int64_t now_ns);
-  // Bytes there of each session and store that has some.
-  std::vector<std::pair<SessionId, uint64_t>> BytesOn(PathIndex path) const;
 
   // No request is unanswered and nothing is in flight.
   bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0 && forming_.empty(); }

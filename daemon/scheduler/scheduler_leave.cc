@@ -61,14 +61,6 @@ void Scheduler::EnablePath(PathIndex index, int64_t now_ns) {
   Pump();
 }
 
-std::vector<std::pair<SessionId, uint64_t>> Scheduler::BytesOn(PathIndex path) const {
-  std::vector<std::pair<SessionId, uint64_t>> bytes;
-  for (const auto& [id, session] : sessions_) {
-    if (session->extents[path].bytes_in_use() > 0) bytes.emplace_back(id, session->extents[path].bytes_in_use());
-  }
-  return bytes;
-}
-
 void Scheduler::PumpLeaving() {
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     Leaving& leaving = paths_[i].leaving;

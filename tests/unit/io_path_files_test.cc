@@ -1,5 +1,6 @@
 // A path's state files: header, space, removal, and what clean-up leaves alone.
 #include <fcntl.h>
+#include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -281,6 +282,50 @@ TEST_CASE("C30_LinkInPlaceOfAJobFolderIsNotFollowed") {
   fs::create_directory_symlink(elsewhere.path(), NodeFolder(folder) + "/1000-job");
   CHECK_FALSE(path->CreateFile(kOwner).ok());
   CHECK(fs::is_empty(elsewhere.path()));
+}
+
+TEST_CASE("Path.ReleasedItCanBeAnothersAndBeTakenBack") {
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  CHECK(path->Release().code() == -EBUSY);
+  CHECK(path->Retake().ok());  // it was not released
+  REQUIRE(path->RemoveFile(*file).ok());
+  REQUIRE(path->Release().ok());
+  CHECK(path->AvailableBytes() == 0);
+  CHECK_FALSE(path->CreateFile(kOwner).ok());
+  CHECK_FALSE(path->Probe(1 << 20, 0).ok());
+  {
+    std::unique_ptr<Path> another = OpenPath(folder.path());
+    const Status held = path->Retake();
+    CHECK(held.code() == -EBUSY);
+    CHECK(held.message().find("pid=") != std::string::npos);
+    CHECK(path->AvailableBytes() == 0);
+  }
+  Leave(NodeFolder(folder) + "/1000-job/1-7/state", {"node", ::geteuid(), {1000, "job", 1, 7}});
+  REQUIRE(path->Retake().ok());
+  CHECK_FALSE(fs::exists(NodeFolder(folder) + "/1000-job"));
+  CHECK(path->CreateFile(kOwner).ok());
+  CHECK(path->Probe(1 << 20, 0).ok());
+}
+
+TEST_CASE("Path.ReleasedItCanBeUnmounted") {
+  ScratchFolder point;
+  ScratchMount tmpfs("tmpfs", point.path(), "tmpfs", 0, "size=4m");
+  if (!tmpfs.ok()) {
+    WARN("skipped: mounting a tmpfs needs root");
+    return;
+  }
+  std::unique_ptr<Path> path = OpenPath(point.path());
+  CHECK((::umount2(point.path().c_str(), 0) == -1 && errno == EBUSY));
+  REQUIRE(path->Release().ok());
+  REQUIRE(::umount2(point.path().c_str(), 0) == 0);
+  ScratchMount again("tmpfs", point.path(), "tmpfs", 0, "size=8m");
+  REQUIRE(again.ok());
+  CHECK(path->Retake().ok());
+  CHECK(path->AvailableBytes() > (4 << 20));
+  CHECK(path->CreateFile(kOwner).ok());
 }
 
 TEST_CASE("C14_CleanUpRemovesOnlyWhatIsOurs") {
