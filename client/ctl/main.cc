@@ -8,6 +8,7 @@
 
 #include "client/ctl/doctor.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/paths.h"
 #include "client/ctl/run.h"
 #include "client/ctl/show.h"
 #include "client/ctl/top.h"
@@ -90,7 +91,20 @@ int Main(int argc, char** argv) {
   app.add_flag_callback(
       "--version", [&] { version = true; }, "print the version");
   CLI::App* status = app.add_subcommand("status", "everything at a glance");
-  CLI::App* paths = app.add_subcommand("paths", "the storage paths");
+  CLI::App* paths = app.add_subcommand("paths", "the storage paths; or a command for one of them");
+  paths->require_subcommand(0, 1);
+  PathOrder order;
+  const auto add_order = [&](const char* command, const char* what) {
+    CLI::App* added = paths->add_subcommand(command, what);
+    added->add_option("PATH", order.path, "its name or directory")->required();
+    added->callback([&order, command] { order.command = command; });
+    return added;
+  };
+  add_order("disable", "write nothing more there; what is there is read (its administrators only)");
+  add_order("enable", "use it again, after a probe (its administrators only)");
+  add_order("evacuate", "move what is there to the other paths, as before maintenance (its administrators only)")
+      ->add_option("--wait", order.wait_s, "how long to show the progress, in seconds (3600); 0: not at all")
+      ->check(CLI::Range(0.0, 604800.0));
   CLI::App* sessions = app.add_subcommand("sessions", "the connected ranks");
   CLI::App* metrics = app.add_subcommand("metrics", "everything countable, as Prometheus text");
   CLI::App* bench = app.add_subcommand("bench", "measure the paths, while no trainer runs (its administrators only)");
@@ -124,7 +138,7 @@ int Main(int argc, char** argv) {
   }
   question.timeout_ns = static_cast<int64_t>(timeout_s * 1e9);
   if (status->parsed()) return ShowStatus(question);
-  if (paths->parsed()) return ShowPaths(question);
+  if (paths->parsed()) return order.command.empty() ? ShowPaths(question) : CommandPath(question, order);
   if (sessions->parsed()) return ShowSessions(question);
   if (metrics->parsed()) return ShowMetrics(question);
   if (bench->parsed()) {

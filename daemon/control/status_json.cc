@@ -87,46 +87,58 @@ ordered_json Totals(const Snapshot& snapshot) {
   return {{"sessions", snapshot.total_sessions}, {"parameters", snapshot.total_parameters}};
 }
 
+double StateSeconds(const Snapshot& snapshot, const PathSnapshot& p) {
+  return p.state_since_ns == 0 ? snapshot.uptime_s : Seconds(snapshot.taken_ns - p.state_since_ns);
+}
+
+ordered_json Evacuation(const PathSnapshot& p) {
+  if (!p.evacuating) return nullptr;
+  return {{"total_bytes", p.evacuation_bytes},
+          {"left_bytes", p.scratch_bytes},
+          {"unreadable_blocks", p.unreadable_blocks},
+          {"done", p.evacuated}};
+}
+
 ordered_json Paths(const Snapshot& snapshot) {
   ordered_json all = ordered_json::array();
   for (const PathSnapshot& p : snapshot.paths) {
-    all.push_back(
-        {{"name", p.name},
-         {"directory", p.directory},
-         {"state", p.state},
-         {"engine", p.engine},
-         {"direct_io", p.direct_io},
-         {"registered_buffers", p.registered_buffers},
-         {"read_bytes", p.read_bytes},
-         {"written_bytes", p.written_bytes},
-         {"read_bytes_per_s", p.read_bytes_per_s},
-         {"write_bytes_per_s", p.write_bytes_per_s},
-         {"scratch_bytes", p.scratch_bytes},
-         {"checkpoint_bytes", p.checkpoint_bytes},
-         {"read_errors", p.read_errors},
-         {"write_errors", p.write_errors},
-         {"checksum_mismatches", p.checksum_mismatches},
-         {"checksum_errors", p.checksum_errors},
-         {"in_flight", p.in_flight},
-         {"error", p.error == 0 ? "" : std::generic_category().message(p.error)},
-         {"state_s", p.state_since_ns == 0 ? snapshot.uptime_s : Seconds(snapshot.taken_ns - p.state_since_ns)},
-         {"probes", p.probes},
-         {"failed_probes", p.failed_probes},
-         {"read_busy_s", Seconds(p.read_busy_ns)},
-         {"write_busy_s", Seconds(p.write_busy_ns)},
-         {"busy_s", Seconds(p.busy_ns)},
-         {"read_limit", p.read_limit},
-         {"write_limit", p.write_limit},
-         {"lifetime_written_bytes", p.lifetime_written_bytes},
-         {"model",
-          {{"read_bytes_per_s", p.read_limit},
-           {"write_bytes_per_s", p.write_limit},
-           {"duplex", p.duplex},
-           {"worth_bytes_per_s", p.worth_bytes_per_s},
-           {"share", p.share},
-           {"from", p.speeds_from},
-           {"read_queue_blocks", p.read_queue_blocks},
-           {"write_queue_blocks", p.write_queue_blocks}}}});
+    all.push_back({{"name", p.name},
+                   {"directory", p.directory},
+                   {"state", p.state},
+                   {"engine", p.engine},
+                   {"direct_io", p.direct_io},
+                   {"registered_buffers", p.registered_buffers},
+                   {"read_bytes", p.read_bytes},
+                   {"written_bytes", p.written_bytes},
+                   {"read_bytes_per_s", p.read_bytes_per_s},
+                   {"write_bytes_per_s", p.write_bytes_per_s},
+                   {"scratch_bytes", p.scratch_bytes},
+                   {"checkpoint_bytes", p.checkpoint_bytes},
+                   {"read_errors", p.read_errors},
+                   {"write_errors", p.write_errors},
+                   {"checksum_mismatches", p.checksum_mismatches},
+                   {"checksum_errors", p.checksum_errors},
+                   {"in_flight", p.in_flight},
+                   {"error", p.error == 0 ? "" : std::generic_category().message(p.error)},
+                   {"state_s", StateSeconds(snapshot, p)},
+                   {"probes", p.probes},
+                   {"failed_probes", p.failed_probes},
+                   {"evacuation", Evacuation(p)},
+                   {"read_busy_s", Seconds(p.read_busy_ns)},
+                   {"write_busy_s", Seconds(p.write_busy_ns)},
+                   {"busy_s", Seconds(p.busy_ns)},
+                   {"read_limit", p.read_limit},
+                   {"write_limit", p.write_limit},
+                   {"lifetime_written_bytes", p.lifetime_written_bytes},
+                   {"model",
+                    {{"read_bytes_per_s", p.read_limit},
+                     {"write_bytes_per_s", p.write_limit},
+                     {"duplex", p.duplex},
+                     {"worth_bytes_per_s", p.worth_bytes_per_s},
+                     {"share", p.share},
+                     {"from", p.speeds_from},
+                     {"read_queue_blocks", p.read_queue_blocks},
+                     {"write_queue_blocks", p.write_queue_blocks}}}});
   }
   return all;
 }

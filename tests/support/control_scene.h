@@ -87,6 +87,8 @@ class ControlScene {
   mlpo::Snapshot snapshot = MadeUpSnapshot();  // set before Start, or in the server's thread
   mlpo::Trace trace;                           // what every recording has
   bool hold_answers = false;                   // snapshots are not answered until Release()
+  std::vector<std::string> commands;           // for paths, in the server's thread
+  bool holds_blocks = false;                   // an evacuation does not end
   std::atomic<int> asked{0}, drains{0}, examinations{0};
   mlpo::ControlOptions options;
 
@@ -116,6 +118,16 @@ class ControlScene {
     handlers.doctor = [this](std::function<void(std::string)> answer) {
       ++examinations;
       answer(R"({"state":"fine","findings":[]})");
+    };
+    handlers.path = [this](const mlpo::PathCommand& command, std::function<void(mlpo::Result<std::string>)> answer) {
+      commands.push_back(command.name + " " + command.path);
+      if (command.path != "nvme") return answer(mlpo::Status(-EINVAL, "no path '" + command.path + "'"));
+      mlpo::PathSnapshot& path = snapshot.paths.at(0);
+      path.evacuating = command.name == "evacuate";
+      path.evacuation_bytes = 99;
+      if (path.evacuating && !holds_blocks) path.scratch_bytes = 0;
+      path.evacuated = path.evacuating && !holds_blocks;
+      answer(std::string(R"({"state":"disabled","total_bytes":99})"));
     };
     handlers.trace = [this](double, std::function<void(mlpo::Trace)> answer) { answer(trace); };
     handlers.trace_stop = [] {};

@@ -125,6 +125,75 @@ TEST_CASE("Ctl.DegradedIs2") {
   }
 }
 
+TEST_CASE("Ctl.CommandsForAPath") {
+  ControlScene scene;
+  scene.Start();
+  const std::vector<std::string> at = {"--socket", scene.socket};
+  const auto ctl = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), at.begin(), at.end());
+    return Ctl(arguments);
+  };
+  const auto last = [&] {
+    std::string command;
+    scene.OnServerThread([&] { command = scene.commands.empty() ? "" : scene.commands.back(); });
+    return command;
+  };
+  Outcome outcome = ctl({"paths", "disable", "nvme"});
+  CHECK(outcome.code == 0);
+  CHECK(last() == "disable nvme");
+  CHECK(Has(outcome.out, "nothing more is written there"));
+  outcome = ctl({"paths", "enable", "nvme", "--json"});
+  CHECK(outcome.code == 0);
+  CHECK(last() == "enable nvme");
+  CHECK(json::parse(outcome.out)["state"] == "disabled");  // what the scene answers
+  outcome = ctl({"paths", "evacuate", "nvme"});
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(last() == "evacuate nvme");
+  CHECK(Has(outcome.out, "99 B"));
+  CHECK(Has(outcome.out, "unmounted"));
+  outcome = ctl({"paths", "evacuate", "nvme", "--json"});
+  CHECK(outcome.code == 0);
+  CHECK(json::parse(outcome.out)["evacuation"]["done"] == true);
+  outcome = ctl({"paths", "evacuate", "elsewhere"});
+  CHECK(outcome.code == 1);
+  CHECK(Has(outcome.err, "no path 'elsewhere'"));
+  CHECK(ctl({"paths", "evacuate"}).code == 64);
+  CHECK(ctl({"paths", "remove", "nvme"}).code == 64);
+  CHECK(ctl({"paths"}).code == 0);
+}
+
+TEST_CASE("Ctl.AnEvacuationThatDoesNotEnd") {
+  ControlScene scene;
+  scene.holds_blocks = true;
+  scene.Start();
+  const std::vector<std::string> evacuate = {"paths", "evacuate", "nvme", "--socket", scene.socket, "--wait"};
+  const auto with = [&](const std::string& wait) {
+    std::vector<std::string> arguments = evacuate;
+    arguments.push_back(wait);
+    return Ctl(arguments);
+  };
+  Outcome outcome = with("0");
+  CHECK(outcome.code == 0);
+  CHECK(Has(outcome.out, "goes on when mlpo-ctl ends"));
+  outcome = with("0.7");
+  CHECK(outcome.code == 2);
+  CHECK(Has(outcome.err, "goes on"));
+  // Somebody enables the path meanwhile.
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    scene.OnServerThread([&] { scene.snapshot.paths[0].evacuating = false; });
+  });
+  outcome = with("60");
+  other.join();
+  CHECK(outcome.code == 1);
+  CHECK(Has(outcome.err, "ended"));
+  scene.OnServerThread([&] { scene.snapshot.paths[0].unreadable_blocks = 3; });
+  outcome = with("60");
+  CHECK(outcome.code == 2);
+  CHECK(Has(outcome.err, "3 blocks cannot be read"));
+}
+
 TEST_CASE("Ctl.DrainReachesTheDaemon") {
   ControlScene scene;
   scene.Start();

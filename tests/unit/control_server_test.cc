@@ -336,6 +336,48 @@ TEST_CASE("ControlServer.ConnectionsAreLimitedAndComeBack") {
   }
 }
 
+TEST_CASE("ControlServer.CommandsForAPathAreChecked") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const auto ask = [&](const std::string& method, const std::string& params) {
+    return peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":")" + method + R"(","params":)" + params + "}");
+  };
+  for (const char* params :
+       {"{}", "[]", R"(["nvme"])", R"({"path":1})", R"({"path":"nvme","x":1})", R"({"x":"nvme"})"}) {
+    CAPTURE(params);
+    CHECK(ErrorOf(ask("paths_disable", params)) == -32602);
+  }
+  CHECK(ErrorOf(ask("paths_remove", R"({"path":"nvme"})")) == -32601);
+  CHECK(ErrorOf(ask("paths_", R"({"path":"nvme"})")) == -32601);
+  const json unknown = ask("paths_disable", R"({"path":"\u0000/x"})");
+  CHECK(ErrorOf(unknown) == -32004);
+  CHECK(ask("paths_disable", R"({"path":"nvme"})")["result"]["state"] == "disabled");
+  CHECK(peer.Call("paths")["result"]["paths"][0]["evacuation"].is_null());
+  CHECK(ask("paths_evacuate", R"({"path":"nvme"})")["result"]["total_bytes"] == 99);
+  const json evacuation = peer.Call("paths")["result"]["paths"][0]["evacuation"];
+  CHECK(evacuation == json::parse(R"({"total_bytes":99,"left_bytes":0,"unreadable_blocks":0,"done":true})"));
+}
+
+TEST_CASE("ControlServer.PathsSayWhatIsWrongWithThem") {
+  ControlScene scene;
+  scene.snapshot.taken_ns = 5'000'000'000;
+  scene.snapshot.paths[0].error = ENOSPC;
+  scene.snapshot.paths[0].state_since_ns = 3'500'000'000;
+  scene.snapshot.paths[0].probes = 7;
+  scene.snapshot.paths[0].failed_probes = 6;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const json path = peer.Call("paths")["result"]["paths"][0];
+  CHECK(path["error"] == "No space left on device");
+  CHECK(path["state_s"] == 1.5);
+  CHECK(path["probes"] == 7);
+  CHECK(path["failed_probes"] == 6);
+  const std::string metrics = peer.Call("metrics")["result"]["text"];
+  CHECK(metrics.find("mlpo_path_probes_total{path=\"nvme\"} 7\n") != std::string::npos);
+  CHECK(metrics.find("mlpo_path_probe_failures_total{path=\"nvme\"} 6\n") != std::string::npos);
+}
+
 TEST_CASE("C30_ControlServer.OthersSeeTheirOwnSessionsAndCommandNothing") {
   if (!Root()) return;
   ControlScene scene;
@@ -363,6 +405,14 @@ TEST_CASE("C30_ControlServer.OthersSeeTheirOwnSessionsAndCommandNothing") {
   CHECK(scene.drains == 0);
   CHECK(ErrorOf(stranger->Call("doctor")) == -32001);
   CHECK(scene.examinations == 0);
+  for (const std::string command : {"disable", "enable", "evacuate"}) {
+    const std::string line = R"({"jsonrpc":"2.0","id":1,"method":"paths_)" + command + R"(","params":{"path":"nvme"}})";
+    CHECK(ErrorOf(stranger->Ask(line)) == -32001);
+    CHECK(admin->Ask(line).contains("result"));
+  }
+  scene.OnServerThread([&] {
+    CHECK(scene.commands == std::vector<std::string>{"disable nvme", "enable nvme", "evacuate nvme"});
+  });
   CHECK(admin->Call("doctor")["result"]["state"] == "fine");
   const std::string metrics = stranger->Call("metrics")["result"]["text"];
   CHECK(metrics.find("mlpo_session_parameters{job=\"mine\",rank=\"1\",uid=\"65534\"} 268000000\n") !=
