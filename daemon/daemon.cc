@@ -23,6 +23,7 @@
 #include "daemon/control/status_json.h"
 #include "daemon/doctor/gather.h"
 #include "daemon/doctor/judge.h"
+#include "daemon/io/scratch_cleanup.h"
 #include "daemon/scheduler/path_model.h"
 #include "proto/abi.h"
 #include "proto/counters.h"
@@ -46,6 +47,7 @@ constexpr uint64_t kBenchBytes = uint64_t{1} << 30;  // of a path's file, and in
 constexpr char kNobodyAsks[] = "who asked for it has gone";
 constexpr auto kRecordPatience = std::chrono::seconds(5);
 constexpr auto kRetakePatience = std::chrono::seconds(60);
+constexpr auto kGcPatience = std::chrono::seconds(60);
 constexpr auto kProbePatience = std::chrono::seconds(10);  // after it, nothing else is asked of the path's file system
 constexpr double kSharedDevice = 0.9;  // together, paths on devices of their own reach more of what each did alone
 
@@ -98,6 +100,22 @@ double ParametersPerS(const std::vector<PathConfig>& paths) {
     bytes_per_s += worth;
   }
   return bytes_per_s / kStateBytesPerParameter;
+}
+
+GcReport CollectGarbageOf(const Config& config, const std::string& node, bool dry_run) {
+  GcReport all;
+  all.dry_run = dry_run;
+  CleanupOptions options;
+  options.dry_run = dry_run;
+  for (const PathConfig& path : config.paths) {
+    const Result<GcReport> report = CleanNode(path.directory, node.empty() ? config.daemon.node : node, options);
+    if (report.ok()) {
+      all.Add(report.value());
+    } else {
+      all.failed.push_back({path.directory, 0, report.status().message()});
+    }
+  }
+  return all;
 }
 
 template <class F>
@@ -311,6 +329,9 @@ Status Daemon::OpenSockets(const std::string& socket) {
   handlers.path = [this](const PathCommand& command, std::function<void(Result<std::string>)> answer) {
     CommandPath(command, std::move(answer));
   };
+  handlers.gc = [this](const GcRequest& request, std::function<void(Result<std::string>)> answer) {
+    CollectGarbage(request, std::move(answer));
+  };
   handlers.doctor = [this](std::function<void(std::string)> answer) { Examine(std::move(answer)); };
   handlers.trace = [this](double seconds, std::function<void(Trace)> answer) { RecordTrace(seconds, answer); };
   handlers.trace_stop = [this] { trace_end_.cancel(); };
@@ -465,6 +486,15 @@ void Daemon::StoreRecords() {
   records_due_.expires_after(kRecordsPeriod);
   records_due_.async_wait([this](boost::system::error_code error) {
     if (error) return;
+    for (size_t i = 0; i < keepers_.size(); ++i) {
+      if (keepers_[i]->stuck()) continue;  // or they would pile up
+      keepers_[i]->Post(
+          [path = paths_[i].get()] {
+            const Status beat = path->Beat();
+            if (!beat.ok()) spdlog::warn("event=beat_failed path={} reason=\"{}\"", path->name(), beat.message());
+          },
+          kRecordPatience);
+    }
     TakeSnapshot([this](const Snapshot& snapshot) {
       PostHousekeeping([this, changed = TakeLifetimes(snapshot)] {
         for (const auto& [path, record] : changed) (void)SaveRecord(path, record);
@@ -934,6 +964,38 @@ void Daemon::Retaken(PathIndex path, const Status& taken, const std::function<vo
         answer(std::string("{\"state\":\"probing\"}"));
       });
     });
+  });
+}
+
+// ---- Garbage ----
+
+// Each path's keeper looks at its own, so that none removes what another thread is making. The lookout only waits.
+void Daemon::CollectGarbage(const GcRequest& request, std::function<void(Result<std::string>)> answer) {
+  if (state_ != State::kReady) return answer(Status(-ESHUTDOWN, "the daemon is not ready"));
+  const bool own = request.node.empty() || request.node == config_.daemon.node;
+  boost::asio::post(lookout_, [this, request, own, answer = std::move(answer)] {
+    GcReport all;
+    all.dry_run = request.dry_run;
+    for (size_t i = 0; i < paths_.size(); ++i) {
+      Path* const path = paths_[i].get();
+      const auto look = [path, request, own]() -> Result<GcReport> {
+        if (own) return path->CollectGarbage(request.dry_run);
+        CleanupOptions options;
+        options.dry_run = request.dry_run;
+        return CleanNode(path->directory(), request.node, options);
+      };
+      const std::optional<Result<GcReport>> report = keepers_[i]->Ask<Result<GcReport>>(look, kGcPatience);
+      if (report && report->ok()) {
+        all.Add(report->value());
+      } else {
+        all.failed.push_back(
+            {path->directory(), 0, report ? report->status().message() : "its file system does not answer in time"});
+      }
+    }
+    spdlog::info("event=gc node={} dry_run={} removed={} bytes={} kept={} failed={}",
+                 own ? config_.daemon.node : request.node, request.dry_run, all.removed.size(), all.removed_bytes(),
+                 all.kept.size(), all.failed.size());
+    PostMain([answer, text = GcJson(all)] { answer(text); });
   });
 }
 

@@ -47,6 +47,10 @@ namespace mlpo {
 // What the paths can have updated by their declared limits, in parameters a second; 0: not all have declared theirs.
 double ParametersPerS(const std::vector<PathConfig>& paths);
 
+// What dead daemons left on these paths; `node`: "": of the configuration's own. For mlpo-daemon --gc, while no daemon
+// runs there.
+GcReport CollectGarbageOf(const Config& config, const std::string& node, bool dry_run);
+
 class Daemon : public SessionHost {
  public:
   // `socket`: resolved. `service`: borrowed for the daemon's life. Errors say what could not be had and what to do;
@@ -79,6 +83,7 @@ class Daemon : public SessionHost {
   std::vector<bool> UsedPaths() const;
   Status MakeFiles(Storage& storage, const FileOwner& owner, const std::vector<bool>& uses);
   Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks, const std::vector<bool>& uses);
+  void CollectGarbage(const GcRequest& request, std::function<void(Result<std::string>)> answer);
   // mlpo-ctl paths
   void CommandPath(const PathCommand& command, std::function<void(Result<std::string>)> answer);
   void Disable(PathIndex path, std::function<void(Result<std::string>)> answer);

@@ -8,6 +8,7 @@
 
 #include "client/ctl/doctor.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/gc.h"
 #include "client/ctl/paths.h"
 #include "client/ctl/run.h"
 #include "client/ctl/show.h"
@@ -41,6 +42,21 @@ constexpr const char* kDoctorHelp =
     "  other flags          are the daemon's: --path DIR, --memory SIZE, --config FILE; see mlpo-daemon --help\n"
     "Exit codes: 0 fine, 1 something does not work, 2 something works badly, 64 wrong usage, 69 no answer.\n";
 
+constexpr const char* kGcHelp =
+    "Removes what daemons and sessions that are gone left on the paths: working files of this user and node alone,\n"
+    "never what is in use, belongs to somebody else or is a checkpoint. A running daemon does it by itself; without\n"
+    "one, or with daemon flags, mlpo-daemon does it with that configuration and starts nothing.\n"
+    "Usage: mlpo-ctl gc [OPTIONS] [DAEMON FLAGS]\n\n"
+    "Options:\n"
+    "  --dry-run            say what would be removed, and remove nothing\n"
+    "  --node NAME          of another node on a shared file system, whose daemon has been gone for 15 minutes\n"
+    "  --json               print one JSON object\n"
+    "  --socket PATH        the daemon's socket (default: $MLPO_SOCKET, then the usual places)\n"
+    "  --timeout S          how long to wait for the end, in seconds (300)\n"
+    "  other flags          are the daemon's: --path DIR, --config FILE; see mlpo-daemon --help\n"
+    "Exit codes: 0 done, 1 something failed, 2 something is there that is not ours to remove, 64 wrong usage, 69 no\n"
+    "answer.\n";
+
 constexpr int64_t kBenchTimeoutNs = 3'600'000'000'000;  // many paths, slow ones
 
 int WrongUsage(const std::string& problem) {
@@ -71,10 +87,23 @@ int DoctorFromArguments(const std::vector<std::string>& arguments) {
   return Doctor(options);
 }
 
+int GcFromArguments(const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    if (argument != "--help" && argument != "-h") continue;
+    std::fputs(kGcHelp, stdout);
+    return kFine;
+  }
+  GcOptions options;
+  std::string problem;
+  if (!ParseGc(arguments, &options, &problem)) return WrongUsage(problem);
+  return Gc(options);
+}
+
 int Main(int argc, char** argv) {
   // The daemon's flags are for the daemon to parse.
   if (argc >= 2 && std::string(argv[1]) == "run") return RunFromArguments({argv + 2, argv + argc});
   if (argc >= 2 && std::string(argv[1]) == "doctor") return DoctorFromArguments({argv + 2, argv + argc});
+  if (argc >= 2 && std::string(argv[1]) == "gc") return GcFromArguments({argv + 2, argv + argc});
 
   CLI::App app("Shows and commands the offload daemon of this node.", "mlpo-ctl");
   app.footer("Exit codes: 0 fine, 1 failed, 2 degraded, 64 wrong usage, 69 no daemon answers.");
@@ -122,6 +151,7 @@ int Main(int argc, char** argv) {
   trace->add_option("--seconds", trace_options.seconds, "how long to record (5)")->check(CLI::Range(0.01, 60.0));
   trace->add_option("--output", trace_options.output, "the file to write (mlpo-trace.json); -: standard output");
   CLI::App* drain = app.add_subcommand("drain", "finish accepted work, then end the daemon (its administrators only)");
+  app.add_subcommand("gc", "remove what dead daemons left: mlpo-ctl gc [--dry-run] [--node NAME] [daemon flags]");
   app.add_subcommand("doctor", "whether the machine is in order: mlpo-ctl doctor [daemon flags]");
   app.add_subcommand("run", "run a command with a private daemon: mlpo-ctl run [daemon flags] -- CMD");
   try {
@@ -148,7 +178,8 @@ int Main(int argc, char** argv) {
   if (top->parsed()) return Top(question, top_options);
   if (trace->parsed()) return RecordTrace(question, trace_options);
   if (drain->parsed()) return RequestDrain(question);
-  return WrongUsage("run and doctor come first: mlpo-ctl run [daemon flags] -- CMD, mlpo-ctl doctor [daemon flags]");
+  return WrongUsage(
+      "run, gc and doctor come first: mlpo-ctl run [daemon flags] -- CMD, mlpo-ctl doctor [daemon flags]");
 }
 
 }  // namespace

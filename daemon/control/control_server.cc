@@ -38,7 +38,7 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::string_view kPathMethods = "paths_";
 
 bool TakesParameters(const std::string& method) {
-  return method == "bench" || method.starts_with("trace_") || method.starts_with(kPathMethods);
+  return method == "bench" || method == "gc" || method.starts_with("trace_") || method.starts_with(kPathMethods);
 }
 
 }  // namespace
@@ -73,6 +73,8 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   void Doctor(const std::shared_ptr<Connection>& connection, RpcRequest request);
   void Bench(const std::shared_ptr<Connection>& connection, RpcRequest request);
   void CommandPath(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void CollectGarbage(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  std::function<void(Result<std::string>)> Later(const std::shared_ptr<Connection>& connection, RpcRequest request);
   // The recording: one at a time, kept until it has been read, or for a minute.
   struct Recording {
     uint64_t number = 0;
@@ -230,6 +232,8 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     Bench(connection, std::move(*request));
   } else if (request->method.starts_with(kPathMethods)) {
     CommandPath(connection, std::move(*request));
+  } else if (request->method == "gc") {
+    CollectGarbage(connection, std::move(*request));
   } else if (request->method == "drain") {
     Drain(connection, *request);
   } else if (request->method == "trace_start") {
@@ -246,7 +250,7 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     Reply(connection, *request,
           RpcErrorLine(request->id, RpcError::kNoMethod,
                        "no such method; known: status, sessions, paths, metrics, trace_start, trace_stop, trace_read, "
-                       "doctor, version, bench, paths_disable, paths_enable, paths_evacuate, drain"));
+                       "doctor, version, bench, gc, paths_disable, paths_enable, paths_evacuate, drain"));
   }
 }
 
@@ -384,8 +388,23 @@ void ControlServer::Core::CommandPath(const std::shared_ptr<Connection>& connect
     return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
   spdlog::info("event=path_command_requested uid={} pid={} command={}", connection->peer().uid, connection->peer().pid,
                command.name);
-  const Waiter waiter{connection, std::move(request)};
-  handlers_.path(command, [weak = weak_from_this(), waiter](Result<std::string> result) {
+  handlers_.path(command, Later(connection, std::move(request)));
+}
+
+void ControlServer::Core::CollectGarbage(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  if (Refused(connection, request)) return;
+  GcRequest wanted;
+  if (const std::string wrong = ParseGc(request.params, &wanted); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  spdlog::info("event=gc_requested uid={} pid={} dry_run={}", connection->peer().uid, connection->peer().pid,
+               wanted.dry_run);
+  handlers_.gc(wanted, Later(connection, std::move(request)));
+}
+
+// Answers the peer when it is called, if it is still there.
+std::function<void(Result<std::string>)> ControlServer::Core::Later(const std::shared_ptr<Connection>& connection,
+                                                                    RpcRequest request) {
+  return [weak = weak_from_this(), waiter = Waiter{connection, std::move(request)}](Result<std::string> result) {
     const auto self = weak.lock();
     const auto asker = waiter.connection.lock();
     if (!self || self->stopped_ || !asker || asker->closed()) return;
@@ -393,7 +412,7 @@ void ControlServer::Core::CommandPath(const std::shared_ptr<Connection>& connect
     Reply(
         asker, waiter.request,
         result.ok() ? RpcResultLine(id, *result) : RpcErrorLine(id, RpcError::kNotPossible, result.status().message()));
-  });
+  };
 }
 
 void ControlServer::Core::Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {

@@ -1,6 +1,6 @@
 // ControlServer: answers questions about the daemon on its control socket (JSON-RPC 2.0, one request a line).
 //
-// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; drain, doctor, bench,
+// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; drain, doctor, bench, gc,
 // paths_disable, paths_enable and paths_evacuate, for administrators. Root, the daemon's uid and members of the admin
 // group see and command everything; everyone else sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED
 // decides, at connect). Peers are not trusted: requests are at most 64 KiB and answered one at a time, so that one who
@@ -41,6 +41,12 @@ struct PathCommand {
   std::string path;  // name or directory
 };
 
+// What mlpo-ctl gc asks for.
+struct GcRequest {
+  bool dry_run = false;
+  std::string node;  // "": the daemon's own
+};
+
 struct ControlHandlers {
   std::function<void(std::function<void(Snapshot)>)> snapshot;                  // answers now or later
   std::function<void()> drain;                                                  // begins to drain; may be called again
@@ -48,6 +54,7 @@ struct ControlHandlers {
   // Measures the paths; answers later, with JSON or an error. One at a time; stop_bench ends it soon, with an error.
   std::function<void(const BenchRequest&, std::function<void(Result<std::string> json)>)> bench = nullptr;
   std::function<void()> stop_bench = nullptr;
+  std::function<void(const GcRequest&, std::function<void(Result<std::string> json)>)> gc = nullptr;  // answers later
   // Answers when the command is in force, with JSON, or with why it is not.
   std::function<void(const PathCommand&, std::function<void(Result<std::string> json)>)> path = nullptr;
   // Records for so long, or until trace_stop; answers later. One at a time.

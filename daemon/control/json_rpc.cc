@@ -61,6 +61,21 @@ std::string ParseBench(const std::string& params, BenchRequest* request) {
   return "";
 }
 
+std::string ParseGc(const std::string& params, GcRequest* request) {
+  const json parsed = json::parse(params.empty() ? "{}" : params, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) return "the parameters of gc are an object";
+  for (const auto& [key, value] : parsed.items()) {
+    if (key == "dry_run" && value.is_boolean()) {
+      request->dry_run = value.get<bool>();
+    } else if (key == "node" && value.is_string()) {
+      request->node = value.get<std::string>();
+    } else {
+      return "gc takes \"dry_run\" (true or false) and \"node\" (a name)";
+    }
+  }
+  return "";
+}
+
 std::string ParsePathCommand(const std::string& params, PathCommand* command) {
   const json parsed = json::parse(params.empty() ? "{}" : params, nullptr, /*allow_exceptions=*/false);
   const auto path = parsed.is_object() ? parsed.find("path") : parsed.end();

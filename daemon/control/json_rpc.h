@@ -33,6 +33,9 @@ std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply);
 // The parameters of "bench"; returns what is wrong with them, "" if nothing.
 struct BenchRequest;
 std::string ParseBench(const std::string& params, BenchRequest* request);
+// Those of "gc".
+struct GcRequest;
+std::string ParseGc(const std::string& params, GcRequest* request);
 // Those of "paths_disable" and the like.
 struct PathCommand;
 std::string ParsePathCommand(const std::string& params, PathCommand* command);

@@ -192,6 +192,19 @@ std::string MetricsJson(const Snapshot& s, Viewer viewer) {
   return Dump({{"content_type", "text/plain; version=0.0.4; charset=utf-8"}, {"text", MetricsText(s, viewer)}});
 }
 
+std::string GcJson(const GcReport& report) {
+  const auto items = [](const std::vector<GcItem>& all) {
+    ordered_json array = ordered_json::array();
+    for (const GcItem& item : all) array.push_back({{"file", item.file}, {"bytes", item.bytes}, {"why", item.why}});
+    return array;
+  };
+  return Dump({{"dry_run", report.dry_run},
+               {"bytes", report.removed_bytes()},
+               {"removed", items(report.removed)},
+               {"kept", items(report.kept)},
+               {"failed", items(report.failed)}});
+}
+
 std::string BenchJson(const std::vector<BenchSnapshot>& paths) {
   ordered_json all = ordered_json::array();
   for (const BenchSnapshot& p : paths) {

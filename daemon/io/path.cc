@@ -83,6 +83,7 @@ struct Path::Impl {
   }
 
   Status OpenFolders(const std::string& directory);
+  Status CleanUp(const std::string& path_name) const;
   Result<UniqueFd> MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const;
   Result<UniqueFd> TryStateFile(int folder_fd, const FileOwner& owner, bool direct, bool nameless) const;
   Status Unlink(const StateFile& file) const;
@@ -182,6 +183,19 @@ Status Path::Impl::OpenFolders(const std::string& directory) {
   return Status();
 }
 
+// What dead sessions left, before there are living ones.
+Status Path::Impl::CleanUp(const std::string& path_name) const {
+  const Result<GcReport> cleaned = CleanScratch(node_fd.get(), node, shown, {});
+  if (!cleaned.ok()) return cleaned.status();
+  const GcReport& report = cleaned.value();
+  for (const GcItem& item : report.kept) spdlog::warn("event=scratch_kept file={} reason=\"{}\"", item.file, item.why);
+  if (!report.removed.empty()) {
+    spdlog::info("event=scratch_removed path={} files={} bytes={}", path_name, report.removed.size(),
+                 report.removed_bytes());
+  }
+  return Status();
+}
+
 Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::string& name, const std::string& node) {
   if (!IsFolderName(node))
     return Status::Invalid("the node name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}; set [daemon] node");
@@ -195,10 +209,8 @@ Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::st
   const Status opened = impl.OpenFolders(config.directory);
   if (!opened.ok()) return opened;
 
-  Result<CleanupResult> cleaned = RemoveDeadScratch(impl.node_fd.get(), node, impl.shown);
-  if (!cleaned.ok()) return cleaned.status();
-  if (cleaned->removed > 0)
-    spdlog::info("event=scratch_removed path={} files={} bytes={}", name, cleaned->removed, cleaned->bytes);
+  const Status cleaned = impl.CleanUp(name);
+  if (!cleaned.ok()) return cleaned;
 
   Result<PathRecord> record = LoadPathRecord(impl.node_fd.get(), impl.shown);
   if (record.ok()) {
@@ -238,6 +250,31 @@ Status Path::Probe(uint64_t bytes, uint64_t end) const {
   return ProbeBlock(impl_->node_fd.get(), impl_->shown, direct_io_, bytes, end);
 }
 
+Result<GcReport> Path::CollectGarbage(bool dry_run) const {
+  CleanupOptions options;
+  options.dry_run = dry_run;
+  if (!impl_->node_fd) {  // released: others may use it
+    GcReport nothing;
+    nothing.dry_run = dry_run;
+    return nothing;
+  }
+  options.is_live = [this](const FileOwner& owner) {
+    const std::lock_guard guard(impl_->mutex);
+    return std::any_of(impl_->files.begin(), impl_->files.end(), [&](const auto& entry) {
+      const FileOwner& live = entry.second.owner;
+      return live.client_uid == owner.client_uid && live.job == owner.job && live.rank == owner.rank &&
+             live.generation == owner.generation;
+    });
+  };
+  return CleanScratch(impl_->node_fd.get(), impl_->node, impl_->shown, options);
+}
+
+Status Path::Beat() const {
+  if (!impl_->lock) return Status();
+  return ::futimens(impl_->lock.get(), nullptr) == 0 ? Status()
+                                                     : PathError(errno, "touching the lock file in", impl_->shown);
+}
+
 Status Path::Release() {
   {
     const std::lock_guard guard(impl_->mutex);
@@ -253,10 +290,7 @@ Status Path::Release() {
 Status Path::Retake() {
   if (impl_->node_fd) return Status();
   Status status = impl_->OpenFolders(directory_);
-  if (status.ok()) {
-    const Result<CleanupResult> cleaned = RemoveDeadScratch(impl_->node_fd.get(), impl_->node, impl_->shown);
-    status = cleaned.status();
-  }
+  if (status.ok()) status = impl_->CleanUp(name_);
   if (status.ok()) {
     const Result<ProbeResult> probe = ProbeFolder(impl_->node_fd.get(), impl_->shown, config_.direct);
     status = probe.status();

@@ -19,6 +19,7 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/config/config.h"
 #include "daemon/io/path_record.h"
+#include "daemon/types/gc_report.h"
 #include "daemon/types/ids.h"
 
 namespace mlpo {
@@ -66,6 +67,11 @@ class Path {
   // As Open does, after Release; nothing happens if it was not released. The file system may be another one, as long as
   // it does O_DIRECT as the old one did.
   Status Retake();
+
+  // Removes what dead sessions left beside the living ones, or says what it would.
+  Result<GcReport> CollectGarbage(bool dry_run) const;
+  // Shows other hosts, which may not see its lock, that the daemon lives: once a minute.
+  Status Beat() const;
 
   // What is kept of it from one daemon to the next, as found by Open.
   const PathRecord& record() const { return record_; }

@@ -25,7 +25,6 @@ namespace mlpo {
 namespace {
 
 constexpr size_t kProbeBytes = 64 << 10;
-constexpr char kProbeFile[] = "probe";
 
 // struct statx as Linux 6.1 has it; the C library's may be older.
 struct StatxDio {

@@ -14,6 +14,8 @@ namespace mlpo {
 inline constexpr char kTopFolder[] = "mlpo";
 inline constexpr char kStateFile[] = "state";
 inline constexpr char kLockFile[] = "lock";
+inline constexpr char kProbeFile[] = "probe";     // where the file system makes no nameless files
+inline constexpr char kNowFile[] = ".mlpo-now-";  // and a number: made and removed at once
 inline constexpr char kObjectsFolder[] = "objects";
 
 // Job and node names: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}. So neither "..", nor a slash, nor a newline.

@@ -6,6 +6,7 @@ mlpo_test(io_path_test LIBS mlpo_io SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_path_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_path_files_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_path_probe_test.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_scratch_cleanup_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_distinct_paths_test.cc)
 mlpo_test(io_path_keeper_test LIBS mlpo_io SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/io_path_keeper_test.cc
