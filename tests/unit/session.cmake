@@ -1,0 +1,1 @@
+mlpo_test(quota_book_test LIBS mlpo_session SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/quota_book_test.cc)
