@@ -311,6 +311,9 @@ Status Daemon::OpenSockets(const std::string& socket) {
   options.block_elements = config_.memory.block_elements;
   options.arenas_limit_bytes = arenas_limit_bytes_;
   options.max_sessions = config_.daemon.max_sessions;
+  const QuotaConfig& quota = config_.quota;
+  options.user_limits = {quota.user_sessions, quota.user_requests, quota.user_arenas_bytes, quota.user_capacity_bytes};
+  options.job_limits = {quota.job_sessions, quota.job_requests, quota.job_arenas_bytes, quota.job_capacity_bytes};
   options.flush_gradients = config_.scheduler.gradients == "flushed";
   options.group = config_.daemon.group;
   UniqueFd listener(::fcntl(socket_.fd(), F_DUPFD_CLOEXEC, 0));
@@ -684,7 +687,10 @@ Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64
 void Daemon::MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket) {
   std::shared_ptr<Storage>& storage = storages_[store];
   if (!storage) storage = std::make_shared<Storage>();
-  PostHousekeeping([this, storage, store, owner, bytes, ticket, uses = UsedPaths()] {
+  const uint64_t more = bytes - std::min(bytes, storage->quota_bytes);
+  if (const Status taken = TakeCapacity(*storage, owner.client_uid, owner.job, more); !taken.ok())
+    return loop_->Post([this, store, bytes, ticket, taken] { loop_->RoomMade(store, bytes, ticket, {}, taken); });
+  PostHousekeeping([this, storage, store, owner, bytes, more, ticket, uses = UsedPaths()] {
     Status status;
     if (!storage->store) {
       status = MakeFiles(*storage, owner, uses);
@@ -698,6 +704,7 @@ void Daemon::MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, u
     }
     std::vector<FileId> files;
     if (status.ok()) files = storage->store->files();
+    if (!status.ok()) PostMain([this, storage, more] { GiveCapacity(*storage, more); });
     loop_->Post([this, store, bytes, ticket, files, status] { loop_->RoomMade(store, bytes, ticket, files, status); });
   });
 }
@@ -724,10 +731,31 @@ void Daemon::PrepareStorage(const SessionIdentity& identity, const SubgroupSpec&
   std::shared_ptr<Storage>& storage = storages_[identity.id];
   if (!storage) storage = std::make_shared<Storage>();
   const uint64_t blocks = BlockCount(spec);
-  PostHousekeeping([this, storage, identity, blocks, uses = UsedPaths(), done = std::move(done)] {
+  const uint64_t bytes = blocks * Scheduler::BufferBytes(config_.memory.block_elements);
+  const Status taken = TakeCapacity(*storage, identity.uid, identity.job, bytes);
+  if (!taken.ok()) return PostMain([done = std::move(done), taken] { done(taken); });
+  PostHousekeeping([this, storage, identity, blocks, bytes, uses = UsedPaths(), done = std::move(done)] {
     Status status = Reserve(*storage, identity, blocks, uses);
-    PostMain([done, status] { done(status); });
+    PostMain([this, storage, bytes, done, status] {
+      if (!status.ok()) GiveCapacity(*storage, bytes);
+      done(status);
+    });
   });
+}
+
+// Of the quotas. It goes back when the storage goes, at the latest.
+Status Daemon::TakeCapacity(Storage& storage, uint32_t uid, const std::string& job, uint64_t bytes) {
+  Status taken = sessions_->quotas().Take(uid, job, Quota::kCapacity, bytes);
+  if (!taken.ok()) return taken;
+  storage.uid = uid;
+  storage.job = job;
+  storage.quota_bytes += bytes;
+  return taken;
+}
+
+void Daemon::GiveCapacity(Storage& storage, uint64_t bytes) {
+  sessions_->quotas().Give(storage.uid, storage.job, Quota::kCapacity, bytes);
+  storage.quota_bytes -= bytes;
 }
 
 void Daemon::AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
@@ -766,7 +794,8 @@ void Daemon::OnGone(SessionId session) {
       Status removed = storage->store->Remove();
       if (!removed.ok()) spdlog::warn("event=remove_failed session={} reason=\"{}\"", session, removed.message());
     }
-    PostMain([this, session] {
+    PostMain([this, session, storage] {
+      if (storage) GiveCapacity(*storage, storage->quota_bytes);
       storages_.erase(session);
       if (!IsStore(session)) sessions_->SessionGone(session);
       MaybeFinish();
@@ -787,6 +816,16 @@ const char* Daemon::StateName(const Snapshot& snapshot) const {
     if (path.state != "healthy") return "degraded";
   }
   return "ready";
+}
+
+void Daemon::FillQuotas(Snapshot* snapshot) const {
+  for (const QuotaBook::Entry& entry : sessions_->quotas().Entries()) {
+    QuotaSnapshot quota;
+    quota.uid = entry.uid;
+    quota.job = entry.job;
+    for (size_t i = 0; i < kQuotas; ++i) quota.amounts.push_back({kQuotaNames[i], entry.used[i], entry.limits[i]});
+    snapshot->quotas.push_back(std::move(quota));
+  }
 }
 
 // What it is to be, or what it has become.
@@ -1206,6 +1245,7 @@ void Daemon::TakeSnapshot(std::function<void(Snapshot)> answer) {
         snapshot->paths[i].lifetime_written_bytes = written_before_[i] + snapshot->paths[i].written_bytes;
       }
       snapshot->state = StateName(*snapshot);
+      FillQuotas(snapshot.get());
       answer(std::move(*snapshot));
     });
   });

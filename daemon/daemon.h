@@ -68,6 +68,9 @@ class Daemon : public SessionHost {
     std::unique_ptr<ExtentStore> store;  // housekeeping thread
     uint64_t extents = 0;                // housekeeping thread: registered blocks
     std::string owner;                   // for messages
+    uint32_t uid = 0;                    // main: whose quota
+    std::string job;
+    uint64_t quota_bytes = 0;  // main: that count there
   };
 
   Daemon(Config config, ServiceManager* service) : config_(std::move(config)), service_(service) {}
@@ -121,6 +124,9 @@ class Daemon : public SessionHost {
   void RecordTrace(double seconds, std::function<void(Trace)> answer);
   void Examine(std::function<void(std::string report)> answer);
   void TakeSnapshot(std::function<void(Snapshot)> answer);
+  Status TakeCapacity(Storage& storage, uint32_t uid, const std::string& job, uint64_t bytes);
+  void GiveCapacity(Storage& storage, uint64_t bytes);
+  void FillQuotas(Snapshot* snapshot) const;
   void FillPool(PoolSnapshot* pool) const;
   void FillFixed(Snapshot* snapshot) const;
   const char* StateName(const Snapshot& snapshot) const;

@@ -54,6 +54,18 @@ struct SchedulerConfig {
   bool integrity = true;  // blocks' checksums are formed before they are written, and compared when they are used again
 };
 
+// What one user, and one job of a user, may have. 0: no limit.
+struct QuotaConfig {
+  uint64_t user_sessions = 0;
+  uint64_t user_requests = 0;  // in flight: ring entries of all sessions
+  uint64_t user_arenas_bytes = 0;
+  uint64_t user_capacity_bytes = 0;  // on all paths together
+  uint64_t job_sessions = 0;
+  uint64_t job_requests = 0;
+  uint64_t job_arenas_bytes = 0;
+  uint64_t job_capacity_bytes = 0;
+};
+
 struct PathConfig {
   std::string name;  // "": last component of the directory, made unique
   std::string directory;
@@ -76,6 +88,7 @@ struct Config {
   MemoryConfig memory;
   AdamConfig adam;
   SchedulerConfig scheduler;
+  QuotaConfig quota;
   std::vector<PathConfig> paths;
 
   // "memory.pool" -> "mlpo.toml:12" | "environment MLPO_MEMORY__POOL" | "command line --memory" | "default"

@@ -296,6 +296,14 @@ std::vector<Setting<Config>> BuildSettings() {
           Duration("no_path_timeout", &S::no_path_timeout_s, {.min = 1, .max = 86400}),
           Size("piece", &S::piece_bytes, {.min = kMiB, .max = 8 * kMiB, .multiple = 4096}),
           Choice("gradients", &S::gradients, {"delayed", "flushed"}), Flag("integrity", &S::integrity)});
+  using Q = QuotaConfig;
+  Append(
+      &all, "quota", &Config::quota,
+      {Count("user_sessions", &Q::user_sessions, {}),
+       Count("user_requests", &Q::user_requests, {.min = 8, .zero = true}),
+       Size("user_arenas", &Q::user_arenas_bytes, {}), Size("user_capacity", &Q::user_capacity_bytes, {}),
+       Count("job_sessions", &Q::job_sessions, {}), Count("job_requests", &Q::job_requests, {.min = 8, .zero = true}),
+       Size("job_arenas", &Q::job_arenas_bytes, {}), Size("job_capacity", &Q::job_capacity_bytes, {})});
   return all;
 }
 

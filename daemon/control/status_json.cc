@@ -83,6 +83,18 @@ ordered_json Sessions(const Snapshot& snapshot, Viewer viewer) {
   return all;
 }
 
+ordered_json Quotas(const Snapshot& snapshot, Viewer viewer) {
+  ordered_json all = ordered_json::array();
+  for (const QuotaSnapshot& q : snapshot.quotas) {
+    if (viewer && q.uid != *viewer) continue;
+    ordered_json entry = {{"uid", q.uid}, {"job", q.job.empty() ? ordered_json() : ordered_json(q.job)}};
+    for (const QuotaSnapshot::Amount& amount : q.amounts)
+      entry[amount.name] = {{"used", amount.used}, {"limit", amount.limit}};
+    all.push_back(std::move(entry));
+  }
+  return all;
+}
+
 ordered_json Totals(const Snapshot& snapshot) {
   return {{"sessions", snapshot.total_sessions}, {"parameters", snapshot.total_parameters}};
 }
@@ -178,6 +190,7 @@ std::string StatusJson(const Snapshot& s, Viewer viewer) {
                {"arenas_limit_bytes", s.arenas_limit_bytes},
                {"totals", Totals(s)},
                {"sessions", Sessions(s, viewer)},
+               {"quotas", Quotas(s, viewer)},
                {"paths", Paths(s)},
                {"pool", Pool(s.pool)}});
 }

@@ -151,12 +151,13 @@ Status ClientConnection::OnHello(Frame& frame) {
   pidfd_.assign(frame.fds()[0].release(), error);
   if (error) return Broken("the pidfd of HELLO cannot be watched: " + error.message());
   WaitForProcessEnd();
-  switch (server_->Claim(*this)) {
+  Status full;
+  switch (server_->Claim(*this, &full)) {
     case SessionServer::ClaimOutcome::kTaken:
       return Status(-EADDRINUSE, "rank " + std::to_string(identity_.rank) + " of job '" + identity_.job +
                                      "' has a live session: give this run another job name, or end the other one");
     case SessionServer::ClaimOutcome::kFull:
-      return Status(MLPO_E_QUOTA, "the daemon has its [daemon] max_sessions already");
+      return full;
     case SessionServer::ClaimOutcome::kWait:
       state_ = State::kWaiting;
       SetDeadline(kPredecessorSeconds, "the I/O of this rank's previous session did not end");
@@ -178,7 +179,14 @@ Status ClientConnection::Welcome() {
   identity_.generation = server_->NextGeneration();
   const uint64_t limit = server_->arenas_limit_bytes();
   arena_ = std::make_unique<Arena>(hello_.arena_bytes == 0 ? limit : std::min(limit, hello_.arena_bytes));
-  Result<std::unique_ptr<Areas>> areas = Areas::Create(hello_.ring_entries);
+  // As many as are left to its user and job, but no fewer than a ring has.
+  const uint64_t left = server_->quotas().Left(identity_.uid, identity_.job, Quota::kRequests);
+  const auto entries = static_cast<uint32_t>(
+      std::max<uint64_t>(std::bit_floor(std::min<uint64_t>(hello_.ring_entries, left)), MLPO_MIN_RING_ENTRIES));
+  const Status taken = server_->quotas().Take(identity_.uid, identity_.job, Quota::kRequests, entries);
+  if (!taken.ok()) return taken;
+  ring_entries_ = entries;
+  Result<std::unique_ptr<Areas>> areas = Areas::Create(entries);
   if (!areas.ok()) return areas.status().Within("making the session's ring");
   areas_ = std::move(*areas);
   auto welcome = MakeFrame<mlpo_welcome>(MLPO_FRAME_WELCOME, seq_);
@@ -337,11 +345,11 @@ Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Pla
     use(place);
     return Status();
   }
-  Status status = server_->TakeArenaBytes(place.new_memfd_bytes);
+  Status status = server_->TakeArenaBytes(identity_, place.new_memfd_bytes);
   if (!status.ok()) return status;
   auto allocated = [self = shared_from_this(), place, use](Result<std::shared_ptr<Memfd>> memfd) {
     if (self->ended() || !memfd.ok()) {
-      self->server_->GiveArenaBytes(place.new_memfd_bytes);
+      self->server_->GiveArenaBytes(self->identity_, place.new_memfd_bytes);
       if (memfd.ok()) self->server_->host().Dispose(*memfd);
       if (!self->ended()) self->Refuse(memfd.status().Within("memory for the arena"));
       return;

@@ -42,6 +42,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
     return !ended() && (HasHungUp(socket_.native_handle()) || (pidfd_.is_open() && HasEnded(pidfd_.native_handle())));
   }
   uint64_t arena_bytes() const { return arena_ ? arena_->bytes() : 0; }
+  uint32_t ring_entries() const { return ring_entries_; }  // that it has been given
   // What is left of it for the housekeeping thread to free.
   std::shared_ptr<void> TakeMemory();
 
@@ -85,6 +86,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   State state_ = State::kHello;
   SessionIdentity identity_;
   mlpo_hello hello_ = {};
+  uint32_t ring_entries_ = 0;
 
   std::shared_ptr<Areas> areas_;
   std::unique_ptr<Arena> arena_;

@@ -22,7 +22,11 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 }  // namespace
 
 SessionServer::SessionServer(boost::asio::io_context& io, UniqueFd listener, Options options, SessionHost* host)
-    : io_(io), listener_(io, listener.release()), options_(std::move(options)), host_(host) {
+    : io_(io),
+      listener_(io, listener.release()),
+      options_(std::move(options)),
+      host_(host),
+      quotas_(options_.user_limits, options_.job_limits) {
   MLPO_CHECK(::getrandom(boot_id_.data(), boot_id_.size(), 0) == static_cast<ssize_t>(boot_id_.size()));
 }
 
@@ -94,11 +98,15 @@ SessionServer::Key SessionServer::KeyOf(const ClientConnection& connection) {
   return {connection.identity().uid, connection.identity().job, connection.identity().rank};
 }
 
-SessionServer::ClaimOutcome SessionServer::Claim(ClientConnection& connection) {
+SessionServer::ClaimOutcome SessionServer::Claim(ClientConnection& connection, Status* why) {
+  const SessionIdentity& identity = connection.identity();
   auto it = claims_.find(KeyOf(connection));
   if (it == claims_.end()) {
-    if (claims_.size() >= options_.max_sessions) return ClaimOutcome::kFull;
-    claims_[KeyOf(connection)].holder = connection.identity().id;
+    *why = claims_.size() < options_.max_sessions
+               ? quotas_.Take(identity.uid, identity.job, Quota::kSessions, 1)
+               : Status(MLPO_E_QUOTA, "the daemon has its [daemon] max_sessions already");
+    if (!why->ok()) return ClaimOutcome::kFull;
+    claims_[KeyOf(connection)].holder = identity.id;
     return ClaimOutcome::kYours;
   }
   const std::shared_ptr<ClientConnection> holder = connections_.at(it->second.holder);
@@ -116,6 +124,7 @@ void SessionServer::OnEnd(ClientConnection& connection, bool was_running) {
   // Not from inside the connection's own call: whoever waits for the claim goes on with its handshake then.
   boost::asio::post(io_, [this, id = connection.identity().id] {
     const std::shared_ptr<ClientConnection> gone = connections_.at(id);
+    GiveBack(*gone);
     connections_.erase(id);
     host_->Dispose(gone->TakeMemory());
     ReleaseClaim(*gone);
@@ -125,7 +134,7 @@ void SessionServer::OnEnd(ClientConnection& connection, bool was_running) {
 void SessionServer::SessionGone(SessionId session) {
   const std::shared_ptr<ClientConnection> gone = connections_.at(session);
   MLPO_CHECK(gone->ended());
-  GiveArenaBytes(gone->arena_bytes());
+  GiveBack(*gone);
   connections_.erase(session);
   host_->Dispose(gone->TakeMemory());
   ReleaseClaim(*gone);
@@ -136,20 +145,34 @@ void SessionServer::ReleaseClaim(const ClientConnection& connection) {
   if (it == claims_.end() || it->second.holder != connection.identity().id) return;
   const std::shared_ptr<ClientConnection> waiter = it->second.waiter.lock();
   claims_.erase(it);
-  if (waiter == nullptr || waiter->ended()) return;
-  claims_[KeyOf(*waiter)].holder = waiter->identity().id;
+  if (waiter == nullptr || waiter->ended())
+    return quotas_.Give(connection.identity().uid, connection.identity().job, Quota::kSessions, 1);
+  claims_[KeyOf(*waiter)].holder = waiter->identity().id;  // of the same job: it takes the quota over, too
   waiter->Proceed();
 }
 
-Status SessionServer::TakeArenaBytes(uint64_t bytes) {
+// What it took but for its claim.
+void SessionServer::GiveBack(const ClientConnection& connection) {
+  const SessionIdentity& identity = connection.identity();
+  GiveArenaBytes(identity, connection.arena_bytes());
+  quotas_.Give(identity.uid, identity.job, Quota::kRequests, connection.ring_entries());
+}
+
+void SessionServer::GiveArenaBytes(const SessionIdentity& identity, uint64_t bytes) {
+  quotas_.Give(identity.uid, identity.job, Quota::kArenas, bytes);
+  arenas_bytes_ -= bytes;
+}
+
+Status SessionServer::TakeArenaBytes(const SessionIdentity& identity, uint64_t bytes) {
   const uint64_t left = options_.arenas_limit_bytes - arenas_bytes_;
   if (bytes > left) {
     return Status(MLPO_E_QUOTA,
                   "the arena needs " + std::to_string(bytes) + " bytes more, and " + std::to_string(left) +
                       " of [memory] arenas = " + std::to_string(options_.arenas_limit_bytes) + " are left");
   }
-  arenas_bytes_ += bytes;
-  return Status();
+  Status status = quotas_.Take(identity.uid, identity.job, Quota::kArenas, bytes);
+  if (status.ok()) arenas_bytes_ += bytes;
+  return status;
 }
 
 }  // namespace mlpo

@@ -15,6 +15,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/session/client_connection.h"
+#include "daemon/session/quota_book.h"
 #include "daemon/session/session_host.h"
 
 namespace mlpo {
@@ -25,6 +26,8 @@ class SessionServer {
     uint64_t block_elements = 0;
     uint64_t arenas_limit_bytes = 0;  // all sessions together
     uint32_t max_sessions = 0;
+    QuotaAmounts user_limits{};  // of each user, and of each job
+    QuotaAmounts job_limits{};
     std::string group;  // that may connect, besides our own uid and root
     bool flush_gradients = false;
   };
@@ -49,12 +52,13 @@ class SessionServer {
 
   // ---- For ClientConnection ----
   enum class ClaimOutcome { kYours, kWait, kTaken, kFull };
-  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone.
-  ClaimOutcome Claim(ClientConnection& connection);
+  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone. kFull: *why.
+  ClaimOutcome Claim(ClientConnection& connection, Status* why);
   void CountProtocolError() { ++protocol_errors_; }
   void OnEnd(ClientConnection& connection, bool was_running);
-  Status TakeArenaBytes(uint64_t bytes);
-  void GiveArenaBytes(uint64_t bytes) { arenas_bytes_ -= bytes; }
+  Status TakeArenaBytes(const SessionIdentity& identity, uint64_t bytes);
+  void GiveArenaBytes(const SessionIdentity& identity, uint64_t bytes);
+  QuotaBook& quotas() { return quotas_; }
   uint64_t NextGeneration() { return ++generation_; }
   SessionHost& host() { return *host_; }
   Frame& frame() { return frame_; }
@@ -75,11 +79,13 @@ class SessionServer {
   void OnAcceptable();
   static Key KeyOf(const ClientConnection& connection);
   void ReleaseClaim(const ClientConnection& connection);
+  void GiveBack(const ClientConnection& connection);
 
   boost::asio::io_context& io_;
   boost::asio::posix::stream_descriptor listener_;
   const Options options_;
   SessionHost* const host_;
+  QuotaBook quotas_;
   Frame frame_;  // the one that is being received
   std::array<uint8_t, MLPO_BOOT_ID_BYTES> boot_id_;
   std::map<SessionId, std::shared_ptr<ClientConnection>> connections_;

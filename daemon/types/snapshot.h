@@ -103,6 +103,18 @@ struct PoolSnapshot {
   std::vector<PoolNode> nodes;  // where the buffers are; empty on a machine of one node
 };
 
+// What a user, or one job of a user, has of what is limited by [quota], and may have.
+struct QuotaSnapshot {
+  uint32_t uid = 0;
+  std::string job;  // "": the user's, of all jobs
+  struct Amount {
+    const char* name = "";  // sessions, requests, arenas, capacity
+    uint64_t used = 0;
+    uint64_t limit = 0;  // 0: none
+  };
+  std::vector<Amount> amounts;
+};
+
 struct Snapshot {
   std::string state;  // starting, ready, degraded, draining
   std::string version;
@@ -122,6 +134,7 @@ struct Snapshot {
   int64_t workers_busy_ns = 0;  // time in which the Adam workers had something to do, since start
   StepTotals steps;
   std::vector<SessionSnapshot> sessions;
+  std::vector<QuotaSnapshot> quotas;  // of those who have something; like `sessions`
   std::vector<PathSnapshot> paths;
   PoolSnapshot pool;
 };

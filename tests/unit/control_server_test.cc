@@ -50,7 +50,7 @@ TEST_CASE("ControlServer.StatusHasTheNamesOthersRead") {
   CHECK(Names(status) == std::set<std::string>{"state", "version", "node", "socket", "pid", "uptime_s", "adam_target",
                                                "adam_workers", "workers_busy_s", "protocol_errors", "lost_wakeups",
                                                "arenas_bytes", "arenas_limit_bytes", "totals", "steps", "sessions",
-                                               "paths", "pool"});
+                                               "quotas", "paths", "pool"});
   CHECK(status["state"] == "ready");
   CHECK(status["uptime_s"] == 12.5);
   CHECK(status["arenas_limit_bytes"] == 1ull << 40);
