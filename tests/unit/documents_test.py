@@ -99,14 +99,15 @@ class Programs(unittest.TestCase):
         daemon = flags_in_help(help_of("mlpo-daemon"))
         self.assertEqual(completions("mlpo-daemon", "--") - {"--help"}, daemon)
         own = flags_in_help(help_of("mlpo-ctl"))
-        to_run = daemon - {"--socket", "--check-config", "--print-config", "--doctor", "--version"}
+        others = {"--check-config", "--print-config", "--doctor", "--gc", "--gc-node", "--dry-run", "--version"}
+        to_run = daemon - others - {"--socket"}
         for program in ("mlpo-ctl", "mlpo-bench"):
             self.assertEqual(completions(program, ""), set(subcommands(program)))
             for name in subcommands(program):
                 with self.subTest(f"{program} {name}"):
                     expected = flags_in_help(help_of(program, name))
                     if program == "mlpo-ctl":
-                        expected |= to_run if name in ("run", "doctor") else own
+                        expected |= to_run if name in ("run", "doctor", "gc") else own
                     self.assertEqual(completions(program, name, "--") - {"--help"}, expected)
         self.assertEqual(completions("mlpo-ctl", "--socket", "run", "--timeout", "5", "sta"), {"status"})
         self.assertEqual(completions("mlpo-bench", "train", "--grad", "b"), {"bfloat16"})
