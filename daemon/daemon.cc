@@ -255,6 +255,7 @@ Status Daemon::StartLoop() {
   options.extents_offset_bytes = Path::kFileHeaderBytes;
   options.queue_blocks = config_.scheduler.queue_blocks;
   options.no_path_timeout_ns = config_.scheduler.no_path_timeout_s * kNsPerS;
+  options.hang_timeout_ns = config_.scheduler.hang_timeout_s * kNsPerS;
   options.policy = PolicyOf(config_.scheduler.policy);
   options.order = OrderOf(config_.scheduler.order);
   options.learn = config_.scheduler.learn;

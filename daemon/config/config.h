@@ -47,6 +47,7 @@ struct SchedulerConfig {
   bool learn = true;                // paths' speeds, from what they do
   uint32_t queue_blocks = 0;        // in flight per path and direction; 0: as measured, else by the path's speed
   int64_t no_path_timeout_s = 30;   // no path can take a block for so long: requests fail
+  int64_t hang_timeout_s = 600;     // a path has not answered for so long: requests that wait for it fail; 0: never
   uint32_t piece_bytes = 2u << 20;  // size of one read or write, 1-8 MiB
   // delayed: a gradient stays in its slot until UPDATE upcasts it. flushed: GRAD upcasts it, and it is written to the
   // paths and read back like state: for comparison.

@@ -294,6 +294,7 @@ std::vector<Setting<Config>> BuildSettings() {
           Choice("order", &S::order, {"adaptive", "alternating", "ascending"}), Flag("learn", &S::learn),
           Integer("queue_blocks", &S::queue_blocks, {.min = 1, .max = 1024, .zero = true}),
           Duration("no_path_timeout", &S::no_path_timeout_s, {.min = 1, .max = 86400}),
+          Duration("hang_timeout", &S::hang_timeout_s, {.min = 10, .max = 7 * 86400, .zero = true}),
           Size("piece", &S::piece_bytes, {.min = kMiB, .max = 8 * kMiB, .multiple = 4096}),
           Choice("gradients", &S::gradients, {"delayed", "flushed"}), Flag("integrity", &S::integrity)});
   using Q = QuotaConfig;

@@ -119,10 +119,12 @@ class PathModel {
   bool Ended(PathIndex path, Direction direction, uint64_t bytes, bool ok, int64_t now_ns);
   // In either direction.
   bool IsHanging(PathIndex path, int64_t now_ns) const { return now_ns >= paths_[path].hangs_ns; }
-  // For so long that it is not to be trusted when it moves again.
-  bool HangsForLong(PathIndex path, int64_t now_ns) const {
-    return IsHanging(path, now_ns) && now_ns - paths_[path].hangs_ns >= kLongHangNs - kHangNs;
+  // Since something last came of it; 0 if it does not hang.
+  int64_t HungNs(PathIndex path, int64_t now_ns) const {
+    return IsHanging(path, now_ns) ? now_ns - paths_[path].hangs_ns + kHangNs : 0;
   }
+  // For so long that it is not to be trusted when it moves again.
+  bool HangsForLong(PathIndex path, int64_t now_ns) const { return HungNs(path, now_ns) >= kLongHangNs; }
 
  private:
   struct Mark {  // a moment of a path

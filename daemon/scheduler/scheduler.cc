@@ -244,6 +244,7 @@ void Scheduler::Tick(int64_t now_ns) {
   Enter(now_ns);
   StartProbes();
   Pump();
+  FailHung();
   if (CanMove()) {
     stuck_since_ns_ = 0;
   } else if (stuck_since_ns_ == 0) {

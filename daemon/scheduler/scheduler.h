@@ -114,6 +114,7 @@ class Scheduler {
     uint64_t extents_offset_bytes = 0;  // where extents begin in a session's file
     uint32_t queue_blocks = 0;          // in flight per path and direction; 0: by the path model
     int64_t no_path_timeout_ns = 0;
+    int64_t hang_timeout_ns = 0;  // a path hangs for so long: who waits for it fails; 0: never
     Policy policy = Policy::kAdaptive;
     Order order = Order::kAdaptive;
     bool learn = true;       // speeds, from what the paths do
@@ -416,6 +417,7 @@ class Scheduler {
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
   bool CanMove() const;
   void FailStuck();
+  void FailHung();
   void StartProbes();
   int64_t NextProbe() const;
   bool IsHanging(PathIndex path) const { return model_.IsHanging(path, now_ns_); }

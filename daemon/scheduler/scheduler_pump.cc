@@ -1,5 +1,7 @@
 // Scheduler: movement between memory and paths.
 #include <algorithm>
+#include <cerrno>
+#include <map>
 #include <system_error>
 #include <utility>
 
@@ -528,6 +530,43 @@ bool Scheduler::FetchAheadOne() {
 }
 
 // ---- No path left ----
+
+// What waits for a path that has hung for too long. Blocks that the path has stay with it until it lets go of them.
+void Scheduler::FailHung() {
+  if (options_.hang_timeout_ns == 0) return;
+  for (PathIndex path = 0; path < paths_.size(); ++path) {
+    const int64_t hung_ns = model_.HungNs(path, now_ns_);
+    if (hung_ns < options_.hang_timeout_ns) continue;
+    std::map<Op*, const Block*> waiting;
+    for (const auto& [id, in_flight] : transfers_) {
+      if (in_flight.transfer.path == path && in_flight.block->want != nullptr)
+        waiting.emplace(in_flight.block->want, in_flight.block);
+    }
+    for (const Session* session : all_sessions_) {
+      for (const Block& block : session->pending[path]) waiting.emplace(block.want, &block);
+    }
+    for (const auto& [op, block] : waiting) {
+      Failure failure =
+          Fail(MLPO_E_IO, "path '" + options_.path_names[path] + "' has not answered for " +
+                              std::to_string(hung_ns / kNsPerS) + " s, and block " + std::to_string(block->index) +
+                              " of " + block->owner->Name() + " waits for it");
+      failure.os_errno = ETIMEDOUT;
+      failure.block = block->index;
+      failure.path = path;
+      failure.first = block->first;
+      failure.count = block->count;
+      BlockOwner& owner = *op->owner;
+      FailOp(*op, std::move(failure));
+      for (uint32_t i = op->first_block; i < op->end_block; ++i) {
+        Block& has = owner.blocks[i];
+        if (has.want != op || has.state != BlockState::kFetching || has.extent.path != path) continue;
+        has.want = nullptr;  // read all the same; whoever wants it next has it
+        --op->active;
+      }
+      if (op->active == 0) Advance(owner);
+    }
+  }
+}
 
 void Scheduler::FailStuck() {
   std::string reasons;

@@ -39,6 +39,7 @@ target = "avx2"
 [scheduler]
 queue_blocks = 8
 no_path_timeout = 45
+hang_timeout = "2h"
 piece = "4MiB"
 integrity = false
 
@@ -60,6 +61,16 @@ persistent = true
 engine = "threads"
 direct = false
 turn = { blocks = 8, direction = "one" }
+
+[quota]
+user_sessions = 64
+user_requests = "8Ki"
+user_arenas = "96GB"
+user_capacity = "2TB"
+job_sessions = 8
+job_requests = 1024
+job_arenas = "48GB"
+job_capacity = "1TB"
 )";
 
 void CheckEverySetting(const Config& config) {
@@ -83,8 +94,17 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.adam.target == "avx2");
   CHECK(config.scheduler.queue_blocks == 8);
   CHECK(config.scheduler.no_path_timeout_s == 45);
+  CHECK(config.scheduler.hang_timeout_s == 7200);
   CHECK(config.scheduler.piece_bytes == 4194304);
   CHECK_FALSE(config.scheduler.integrity);
+  CHECK(config.quota.user_sessions == 64);
+  CHECK(config.quota.user_requests == 8192);
+  CHECK(config.quota.user_arenas_bytes == 96'000'000'000ull);
+  CHECK(config.quota.user_capacity_bytes == 2'000'000'000'000ull);
+  CHECK(config.quota.job_sessions == 8);
+  CHECK(config.quota.job_requests == 1024);
+  CHECK(config.quota.job_arenas_bytes == 48'000'000'000ull);
+  CHECK(config.quota.job_capacity_bytes == 1'000'000'000'000ull);
   REQUIRE(config.paths.size() == 2);
   CHECK(config.paths[0].name == "nvme");
   CHECK(config.paths[0].directory == "/mnt/nvme");
@@ -115,13 +135,13 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
   const Config config = scene.Good(scene.LoadText(kEverySetting));
   CheckEverySetting(config);
   CHECK(config.origins.at("memory.pool") == (scene.dir() / "mlpo.toml") + ":15");
-  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":41");
+  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":42");
   CHECK(config.origins.at("path.pfs.capacity") == "default");
 }
 
 TEST_CASE("LoadConfig.TheTableHasEveryFieldOfConfig") {
-  // Each field of config.h must be settable and printed: 10 + 5 + 3 + 3 and 9 a path.
-  CHECK(Settings().size() == 27);
+  // Each field of config.h must be settable and printed.
+  CHECK(Settings().size() == 36);
   CHECK(PathSettings().size() == 14);
 }
 
@@ -243,7 +263,7 @@ TEST_CASE("LoadConfig.PathFlagsReplaceTheFilesPathsAndKeepTheirSettings") {
   CHECK(config.paths[2].name == "data-2");  // made unique
   CHECK(config.paths[3].name == "root");
   CHECK(config.origins.at("path.data.directory") == "command line --path");
-  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":39");
+  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":40");
 }
 
 TEST_CASE("LoadConfig.RelativeFlagsAreMadeAbsolute") {

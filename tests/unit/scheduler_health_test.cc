@@ -227,6 +227,40 @@ TEST_CASE("C11_PathHealth.WhereNothingCanBeWrittenThatIsSoonKnown") {
   CHECK(tier.violation() == "");
 }
 
+// A request does not wait for ever for what lies on a path that hangs; others go on, and so does it when it is
+// repeated.
+TEST_CASE("PathHealth.WhoWaitsForAHangingPathFailsInTheEnd") {
+  Scheduler::Options options = MakeOptions(6, 2);
+  options.hang_timeout_ns = 600 * kSecond;
+  options.path_names = {"stuck", "other"};
+  FakeTier tier(options, {{1e6, 1e6}, {1e6, 1e6}});
+  Begin(tier, 1, 60);
+  Train(tier, 1, 1);
+  tier.RunUntilAnswered(tier.Grad(1, 1, 2));
+  const uint64_t update = tier.Update(1, 1, 2);
+  tier.Wait(50'000'000);
+  REQUIRE_FALSE(tier.answered(update));
+  tier.ChangeSpeed(0, tier.now_ns(), {0, 0, 0.5});
+  tier.Wait(590 * kSecond);
+  CHECK_FALSE(tier.answered(update));
+  tier.Wait(20 * kSecond);
+  REQUIRE(tier.answered(update));
+  const Failure& failure = tier.completion(update).failure;
+  CHECK(failure.status == MLPO_E_IO);
+  CHECK(failure.os_errno == ETIMEDOUT);
+  CHECK(failure.path == 0);
+  CHECK(failure.text.find("path 'stuck' has not answered for 60") != std::string::npos);
+  Begin(tier, 2, 3);
+  Train(tier, 2, 1);
+  tier.ChangeSpeed(0, tier.now_ns(), {1e6, 1e6});
+  const uint64_t again = tier.Update(1, 1, 2);
+  tier.RunUntilAnswered(again);
+  CHECK(tier.status(again) == 0);
+  for (uint32_t epoch = 3; epoch <= 4; ++epoch) Train(tier, 1, epoch);
+  CHECK(tier.updates() == 4 * 60 + 3);
+  CHECK(tier.violation() == "");
+}
+
 // A path that has hung for minutes is proven before it is written to; a hiccup is not.
 TEST_CASE("PathHealth.AfterALongHangAProbeComesFirst") {
   for (const int64_t seconds : {60, 300}) {
