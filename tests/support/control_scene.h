@@ -87,8 +87,9 @@ class ControlScene {
   mlpo::Snapshot snapshot = MadeUpSnapshot();  // set before Start, or in the server's thread
   mlpo::Trace trace;                           // what every recording has
   bool hold_answers = false;                   // snapshots are not answered until Release()
-  std::vector<std::string> commands;           // for paths, in the server's thread
-  bool holds_blocks = false;                   // an evacuation does not end
+  std::vector<std::string> commands;           // for paths and gc, in the server's thread
+  std::string gc_report = R"({"dry_run":false,"bytes":0,"removed":[],"kept":[],"failed":[]})";
+  bool holds_blocks = false;  // an evacuation does not end
   std::atomic<int> asked{0}, drains{0}, examinations{0};
   mlpo::ControlOptions options;
 
@@ -118,6 +119,10 @@ class ControlScene {
     handlers.doctor = [this](std::function<void(std::string)> answer) {
       ++examinations;
       answer(R"({"state":"fine","findings":[]})");
+    };
+    handlers.gc = [this](const mlpo::GcRequest& request, std::function<void(mlpo::Result<std::string>)> answer) {
+      commands.push_back(std::string(request.dry_run ? "dry " : "") + "gc " + request.node);
+      answer(std::string(gc_report));
     };
     handlers.path = [this](const mlpo::PathCommand& command, std::function<void(mlpo::Result<std::string>)> answer) {
       commands.push_back(command.name + " " + command.path);

@@ -1,6 +1,7 @@
 // mlpo-ctl as a program: against a control server with a made-up snapshot, and `run` with a stand-in daemon.
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -161,6 +162,38 @@ TEST_CASE("Ctl.CommandsForAPath") {
   CHECK(ctl({"paths", "evacuate"}).code == 64);
   CHECK(ctl({"paths", "remove", "nvme"}).code == 64);
   CHECK(ctl({"paths"}).code == 0);
+}
+
+TEST_CASE("Ctl.GcShowsWhatTheDaemonRemoved") {
+  ControlScene scene;
+  scene.Start();
+  CHECK(Ctl({"gc", "--socket", scene.socket}).code == 0);
+  scene.OnServerThread([&] {
+    scene.gc_report = R"({"dry_run":true,"bytes":2048,"removed":[{"file":"/p/a\u001b[2J","bytes":2048,"why":"gone"}],
+                         "kept":[{"file":"/p/b","bytes":0,"why":"not ours"}],"failed":[]})";
+    scene.gc_report.erase(std::remove(scene.gc_report.begin(), scene.gc_report.end(), '\n'), scene.gc_report.end());
+  });
+  Outcome outcome = Ctl({"gc", "--dry-run", "--node=n7", "--socket", scene.socket});
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.code == 2);
+  CHECK(Has(outcome.out, "would remove /p/a"));
+  CHECK(Has(outcome.out, "kept /p/b (not ours)"));
+  CHECK(Has(outcome.out, "2.0 KiB"));
+  CHECK_FALSE(Has(outcome.out, "\x1b"));
+  scene.OnServerThread([&] { CHECK(scene.commands.back() == "dry gc n7"); });
+  scene.OnServerThread([&] {
+    scene.gc_report =
+        R"({"dry_run":false,"bytes":0,"removed":[],"kept":[],"failed":[{"file":"/p","bytes":0,"why":"EIO"}]})";
+  });
+  outcome = Ctl({"gc", "--json", "--socket", scene.socket});
+  CHECK(outcome.code == 1);
+  CHECK(json::parse(outcome.out)["failed"].size() == 1);
+  scene.OnServerThread([&] { scene.gc_report = "{}"; });
+  CHECK(Ctl({"gc", "--socket", scene.socket}).code == 1);
+  CHECK(Ctl({"gc", "--node"}).code == 64);
+  CHECK(Ctl({"gc", "--node", "", "--socket", scene.socket}).code == 64);
+  CHECK(Ctl({"gc", "--timeout", "x"}).code == 64);
+  CHECK(Has(Ctl({"gc", "--help"}).out, "--dry-run"));
 }
 
 TEST_CASE("Ctl.AnEvacuationThatDoesNotEnd") {

@@ -359,6 +359,31 @@ TEST_CASE("ControlServer.CommandsForAPathAreChecked") {
   CHECK(evacuation == json::parse(R"({"total_bytes":99,"left_bytes":0,"unreadable_blocks":0,"done":true})"));
 }
 
+TEST_CASE("ControlServer.GcIsForAdministratorsAndItsParametersAreChecked") {
+  ControlScene scene;
+  scene.options.admin_group = 4242;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const auto ask = [&](const std::string& params) {
+    return peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"gc","params":)" + params + "}");
+  };
+  for (const char* params : {R"([1])", R"({"dry_run":1})", R"({"node":null})", R"({"x":true})"}) {
+    CAPTURE(params);
+    CHECK(ErrorOf(ask(params)) == -32602);
+  }
+  CHECK(peer.Call("gc")["result"]["removed"].empty());
+  CHECK(ask(R"({"dry_run":true,"node":"n7"})").contains("result"));
+  scene.OnServerThread([&] { CHECK(scene.commands == std::vector<std::string>{"gc ", "dry gc n7"}); });
+  if (!Root()) return;
+  REQUIRE(::chmod(scene.dir.path().c_str(), 0755) == 0);
+  std::unique_ptr<RawPeer> stranger;
+  {
+    ThreadUid as(65534, {65534});
+    stranger = std::make_unique<RawPeer>(scene.options.path);
+  }
+  CHECK(ErrorOf(stranger->Call("gc")) == -32001);
+}
+
 TEST_CASE("ControlServer.PathsSayWhatIsWrongWithThem") {
   ControlScene scene;
   scene.snapshot.taken_ns = 5'000'000'000;

@@ -1,0 +1,138 @@
+// mlpo-ctl gc with real daemons: what a killed one left goes, beside a living one too; what lives stays.
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "tests/support/catch.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/daemon_status.h"
+#include "tests/support/program.h"
+#include "tests/support/reference_trainer.h"
+
+using namespace mlpo::test;
+using mlpo::Client;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Outcome {
+  int code = 0;
+  std::string out, err;
+  nlohmann::json report;
+};
+
+Outcome Gc(const std::vector<std::string>& arguments) {
+  const fs::path folder = fs::path(DaemonProcess::Program()).parent_path();
+  std::vector<std::string> command = {folder / "mlpo-ctl", "gc", "--json"};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  Program program(command, {{"MLPO_SOCKET", ""}});
+  Outcome outcome;
+  outcome.code = program.Wait();
+  outcome.out = program.out();
+  outcome.err = program.err();
+  outcome.report = nlohmann::json::parse(outcome.out, nullptr, false);
+  return outcome;
+}
+
+std::string ConfigOf(const DaemonProcess& daemon) { return daemon.folder() + "/mlpo.toml"; }
+
+// A session's files that nobody has any more; the daemon is dead.
+void LeaveScratch(DaemonProcess& daemon, const std::string& job) {
+  Client client = Connect(daemon.socket(), job);
+  ReferenceTrainer trainer(client, {});
+  trainer.Step();
+  daemon.Signal(SIGKILL);
+  REQUIRE(daemon.WaitForEnd() == 128 + SIGKILL);
+}
+
+}  // namespace
+
+TEST_CASE("Gc.WhatAKilledDaemonLeftGoesWithoutStartingOne") {
+  DaemonProcess daemon;
+  LeaveScratch(daemon, "dead");
+  const std::vector<std::string> left = daemon.ScratchFiles();
+  REQUIRE(left.size() == 2);
+  const Outcome dry = Gc({"--dry-run", "--config", ConfigOf(daemon)});
+  CAPTURE(dry.out, dry.err);
+  CHECK(dry.code == 0);
+  CHECK(dry.report.at("dry_run") == true);
+  CHECK(dry.report.at("removed").size() == 2);
+  CHECK(daemon.ScratchFiles() == left);
+  const Outcome real = Gc({"--config", ConfigOf(daemon)});
+  CHECK(real.code == 0);
+  CHECK(real.report.at("removed") == dry.report.at("removed"));
+  CHECK(real.report.at("bytes") > 0);
+  CHECK(daemon.ScratchFiles().empty());
+  CHECK(Gc({"--config", ConfigOf(daemon)}).report.at("removed").empty());
+  daemon.Start();
+  CHECK(daemon.log().find("scratch_removed") == std::string::npos);  // nothing was left to it
+}
+
+TEST_CASE("Gc.BesideADaemonThatTrains") {
+  DaemonProcess daemon({.memory = "294912"});
+  LeaveScratch(daemon, "dead");
+  // As if they could not be removed when it started.
+  std::map<std::string, std::string> aside;
+  for (const std::string& file : daemon.ScratchFiles()) {
+    const std::string kept = daemon.folder() + "/aside" + std::to_string(aside.size());
+    fs::copy_file(file, kept);
+    aside[file] = kept;
+  }
+  daemon.Start();
+  REQUIRE(daemon.ScratchFiles().empty());
+  for (const auto& [file, kept] : aside) {
+    fs::create_directories(fs::path(file).parent_path());
+    fs::copy_file(kept, file);
+  }
+  Client client = Connect(daemon.socket(), "living");
+  ReferenceTrainer trainer(client, {"large", 100'003});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  REQUIRE(daemon.ScratchFiles().size() == 4);
+
+  const Outcome refused = Gc({"--config", ConfigOf(daemon)});  // not the daemon: it does not know what lives
+  CHECK(refused.code == 1);
+  CHECK(refused.report.at("failed").size() == 2);
+  CHECK(refused.out.find("in use by a daemon") != std::string::npos);
+  CHECK(daemon.ScratchFiles().size() == 4);
+
+  const Outcome dry = Gc({"--dry-run", "--socket", daemon.socket()});
+  CAPTURE(dry.out, dry.err);
+  CHECK(dry.report.at("removed").size() == 2);
+  CHECK(daemon.ScratchFiles().size() == 4);
+  const Outcome real = Gc({"--socket", daemon.socket()});
+  CHECK(real.code == 0);
+  CHECK(real.report.at("removed").size() == 2);
+  CHECK(daemon.ScratchFiles().size() == 2);
+  for (const auto& [file, kept] : aside) CHECK_FALSE(fs::exists(file));
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  CHECK(trainer.Difference() == "");
+  client.Close();
+  CHECK(daemon.ScratchGone());
+}
+
+TEST_CASE("C14_Gc.OfANodeWhoseDaemonIsGone") {
+  DaemonProcess daemon({.config = "[daemon]\nnode = \"gone\"\n"});
+  LeaveScratch(daemon, "dead");
+  const std::vector<std::string> left = daemon.ScratchFiles();
+  REQUIRE(left.size() == 2);
+  // Another node's daemon on the same paths.
+  const std::string empty = daemon.folder() + "/empty.toml";
+  std::ofstream(empty).close();
+  const std::vector<std::string> flags = {"--config", empty, "--path", daemon.path(0), "--path", daemon.path(1)};
+  const auto with = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), flags.begin(), flags.end());
+    return Gc(arguments);
+  };
+  CHECK(with({}).report.at("removed").empty());
+  CHECK(with({"--node", "never"}).report.at("removed").empty());
+  CHECK(daemon.ScratchFiles() == left);
+  CHECK(with({"--node", "../gone"}).code == 64);
+  const Outcome real = with({"--node", "gone"});
+  CAPTURE(real.out, real.err);
+  CHECK(real.code == 0);
+  CHECK(real.report.at("removed").size() == 2);
+  CHECK(daemon.ScratchFiles().empty());
+  daemon.Start();
+  CHECK(with({"--node", "gone"}).code == 1);  // it lives again
+}
