@@ -103,6 +103,26 @@ void PrintPaths(const json& answer) {
   std::printf("%s", table.Text().c_str());
 }
 
+// Of paths that are not as they should be: why, since when, and how far an evacuation is.
+void PrintTrouble(const json& answer) {
+  for (const json& p : Member(answer, "paths", json::value_t::array)) {
+    if (!p.is_object()) continue;
+    const std::string error = Text(p, "error");
+    const json evacuation = Member(p, "evacuation", json::value_t::object);
+    std::string text;
+    if (!error.empty() && error != "?") text += ": " + error;
+    if (Flag(evacuation, "done")) {
+      text += ": evacuated";
+    } else if (!evacuation.empty()) {
+      text += ": " + Bytes(Number(evacuation, "left_bytes")) + " of " + Bytes(Number(evacuation, "total_bytes")) +
+              " are still to be moved";
+    }
+    if (text.empty()) continue;
+    std::printf("%s is %s since %s%s\n", Text(p, "name").c_str(), Text(p, "state").c_str(),
+                Seconds(Number(p, "state_s")).c_str(), text.c_str());
+  }
+}
+
 // What the daemon believes of each path; nothing to show of counters or of an older daemon.
 void PrintModel(const json& answer) {
   Table table({"NAME", "SPEEDS", ">READ", ">WRITE", ">DUPLEX", ">WORTH", ">SHARE", ">IN FLIGHT", ">EVER WRITTEN"});
@@ -189,6 +209,7 @@ int ShowStatus(const Question& question) {
     PrintDaemon(*answer);
     std::printf("paths:\n");
     PrintPaths(*answer);
+    PrintTrouble(*answer);
     PrintSessions(*answer);
   }
   return Health(*answer);
@@ -200,6 +221,7 @@ int ShowPaths(const Question& question) {
   if (!answer) return exit_code;
   if (!question.json) {
     PrintPaths(*answer);
+    PrintTrouble(*answer);
     PrintModel(*answer);
   }
   return Health(*answer);

@@ -164,6 +164,30 @@ TEST_CASE("Ctl.CommandsForAPath") {
   CHECK(ctl({"paths"}).code == 0);
 }
 
+TEST_CASE("Ctl.PathsSayWhatIsWrong") {
+  ControlScene scene;
+  scene.snapshot.taken_ns = 100'000'000'000;
+  scene.Start();
+  CHECK_FALSE(Has(Ctl({"paths", "--socket", scene.socket}).out, " since "));
+  scene.OnServerThread([&] {
+    scene.snapshot.paths[0].state = "full";
+    scene.snapshot.paths[0].error = ENOSPC;
+    scene.snapshot.paths[0].state_since_ns = 88'000'000'000;
+  });
+  for (const char* command : {"status", "paths"})
+    CHECK(Has(Ctl({command, "--socket", scene.socket}).out, "nvme is full since 12.0 s: No space left on device\n"));
+  scene.OnServerThread([&] {
+    scene.snapshot.paths[0].state = "disabled";
+    scene.snapshot.paths[0].error = 0;
+    scene.snapshot.paths[0].evacuating = true;
+    scene.snapshot.paths[0].evacuation_bytes = 4096;
+    scene.snapshot.paths[0].scratch_bytes = 1024;
+  });
+  CHECK(Has(Ctl({"paths", "--socket", scene.socket}).out, "disabled since 12.0 s: 1.0 KiB of 4.0 KiB are still to be"));
+  scene.OnServerThread([&] { scene.snapshot.paths[0].evacuated = true; });
+  CHECK(Has(Ctl({"paths", "--socket", scene.socket}).out, "disabled since 12.0 s: evacuated"));
+}
+
 TEST_CASE("Ctl.GcShowsWhatTheDaemonRemoved") {
   ControlScene scene;
   scene.Start();

@@ -391,6 +391,8 @@ TEST_CASE("ControlServer.PathsSayWhatIsWrongWithThem") {
   scene.snapshot.paths[0].state_since_ns = 3'500'000'000;
   scene.snapshot.paths[0].probes = 7;
   scene.snapshot.paths[0].failed_probes = 6;
+  scene.snapshot.paths[0].scratch_bytes = 4096;
+  scene.snapshot.paths[0].evacuating = true;
   scene.Start();
   RawPeer peer(scene.options.path);
   const json path = peer.Call("paths")["result"]["paths"][0];
@@ -401,6 +403,7 @@ TEST_CASE("ControlServer.PathsSayWhatIsWrongWithThem") {
   const std::string metrics = peer.Call("metrics")["result"]["text"];
   CHECK(metrics.find("mlpo_path_probes_total{path=\"nvme\"} 7\n") != std::string::npos);
   CHECK(metrics.find("mlpo_path_probe_failures_total{path=\"nvme\"} 6\n") != std::string::npos);
+  CHECK(metrics.find("mlpo_path_evacuation_left_bytes{path=\"nvme\"} 4096\n") != std::string::npos);
 }
 
 TEST_CASE("C30_ControlServer.OthersSeeTheirOwnSessionsAndCommandNothing") {
