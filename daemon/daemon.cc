@@ -256,6 +256,11 @@ Status Daemon::StartLoop() {
   options.queue_blocks = config_.scheduler.queue_blocks;
   options.no_path_timeout_ns = config_.scheduler.no_path_timeout_s * kNsPerS;
   options.hang_timeout_ns = config_.scheduler.hang_timeout_s * kNsPerS;
+  const auto buffers = [this](uint64_t bytes) {
+    return bytes == 0 ? 0 : std::max<uint64_t>(1, bytes / pool_->buffer_bytes());
+  };
+  options.user_buffers = buffers(config_.quota.user_pool_bytes);
+  options.job_buffers = buffers(config_.quota.job_pool_bytes);
   options.policy = PolicyOf(config_.scheduler.policy);
   options.order = OrderOf(config_.scheduler.order);
   options.learn = config_.scheduler.learn;
@@ -825,6 +830,12 @@ void Daemon::FillQuotas(Snapshot* snapshot) const {
     quota.uid = entry.uid;
     quota.job = entry.job;
     for (size_t i = 0; i < kQuotas; ++i) quota.amounts.push_back({kQuotaNames[i], entry.used[i], entry.limits[i]});
+    uint64_t blocks = 0;
+    for (const PoolUseSnapshot& use : snapshot->pool_use) {
+      if (use.uid == quota.uid && (quota.job.empty() || use.job == quota.job)) blocks += use.blocks;
+    }
+    const uint64_t limit = quota.job.empty() ? config_.quota.user_pool_bytes : config_.quota.job_pool_bytes;
+    quota.amounts.push_back({"pool", blocks * pool_->buffer_bytes(), limit});
     snapshot->quotas.push_back(std::move(quota));
   }
 }

@@ -326,6 +326,7 @@ void DataLoop::Fill(Snapshot* snapshot) const {
   const int64_t now_ns = NowNs();
   FillTotals(snapshot, now_ns);
   snapshot->taken_ns = now_ns;
+  scheduler_.Fill(&snapshot->pool_use);
   for (const auto& [id, session] : sessions_) {
     SessionSnapshot entry;
     entry.id = id;

@@ -61,10 +61,12 @@ struct QuotaConfig {
   uint64_t user_requests = 0;  // in flight: ring entries of all sessions
   uint64_t user_arenas_bytes = 0;
   uint64_t user_capacity_bytes = 0;  // on all paths together
+  uint64_t user_pool_bytes = 0;      // kept in it; what is in motion comes on top
   uint64_t job_sessions = 0;
   uint64_t job_requests = 0;
   uint64_t job_arenas_bytes = 0;
   uint64_t job_capacity_bytes = 0;
+  uint64_t job_pool_bytes = 0;
 };
 
 struct PathConfig {

@@ -303,8 +303,9 @@ std::vector<Setting<Config>> BuildSettings() {
       {Count("user_sessions", &Q::user_sessions, {}),
        Count("user_requests", &Q::user_requests, {.min = 8, .zero = true}),
        Size("user_arenas", &Q::user_arenas_bytes, {}), Size("user_capacity", &Q::user_capacity_bytes, {}),
-       Count("job_sessions", &Q::job_sessions, {}), Count("job_requests", &Q::job_requests, {.min = 8, .zero = true}),
-       Size("job_arenas", &Q::job_arenas_bytes, {}), Size("job_capacity", &Q::job_capacity_bytes, {})});
+       Size("user_pool", &Q::user_pool_bytes, {}), Count("job_sessions", &Q::job_sessions, {}),
+       Count("job_requests", &Q::job_requests, {.min = 8, .zero = true}), Size("job_arenas", &Q::job_arenas_bytes, {}),
+       Size("job_capacity", &Q::job_capacity_bytes, {}), Size("job_pool", &Q::job_pool_bytes, {})});
   return all;
 }
 

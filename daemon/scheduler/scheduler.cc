@@ -121,6 +121,10 @@ void Scheduler::AddSession(const SessionIdentity& identity) {
   session->features = identity.features;
   session->numa_node = identity.numa_node;
   session->job = &jobs_[{identity.uid, identity.job}];
+  if (session->job->sessions == 0) {
+    session->job->user = &users_[identity.uid];
+    ++session->job->user->jobs;
+  }
   session->job->uid = identity.uid;
   session->job->name = identity.job;
   ++session->job->sessions;
@@ -220,7 +224,7 @@ void Scheduler::MaybeGone(BlockOwner& owner) {
       if (store.job != nullptr) {
         fair_share_.Forget(store);
         store.job->store = nullptr;
-        store.job = nullptr;
+        LeaveJob(store);
       }
     }
   }
@@ -304,6 +308,10 @@ void Scheduler::Fill(PoolSnapshot* pool) const {
   pool->dirty_blocks = flushing_;
   for (const auto& [id, session] : sessions_) pool->dirty_blocks += session->dirty.size();
   for (const PathState& path : paths_) pool->dirty_blocks += path.lone_grads.size();
+}
+
+void Scheduler::Fill(std::vector<PoolUseSnapshot>* jobs) const {
+  for (const auto& [key, job] : jobs_) jobs->push_back({key.first, key.second, job.use.held});
 }
 
 void Scheduler::Fill(StepTotals* steps, int64_t* workers_busy_ns, int64_t now_ns) const {

@@ -30,6 +30,8 @@
 // than
 //   they want what must go for it: for the step under way some blocks, for the next one so few that it stays busy,
 //   since each costs a buffer that could have kept another. Then nothing moves until asked.
+// - What a job or a user may keep of the pool can be limited: its blocks above that are flushed at once, dropped when
+//   they are clean, and not fetched ahead. What is in motion is not counted against it, so nobody waits for a limit.
 // - A path's transfers may be held to turns (turn.h): within them the rules above choose.
 // - With `integrity`, nothing is written whose checksums are not known, and nothing that was read is used before they
 // have
@@ -125,6 +127,8 @@ class Scheduler {
     std::vector<TurnRules> turns;                       // per path; empty: none
     std::vector<int> path_nodes;                        // NUMA node of each path's device; -1, or empty: not known
     uint64_t small_objects_bytes = uint64_t{32} << 20;  // of all objects that are kept in memory beside the pool
+    uint64_t user_buffers = 0;                          // that all jobs of one user may keep; 0: no limit
+    uint64_t job_buffers = 0;                           // that one job may
   };
   // Objects of at most this are kept in memory, while small_objects_bytes last: in a block each would take a buffer.
   static constexpr uint64_t kSmallObjectBytes = 16384;
@@ -186,6 +190,7 @@ class Scheduler {
   const Subgroup* FindSubgroup(SessionId session, SubgroupId subgroup) const;
 
   void Fill(PoolSnapshot* pool) const;
+  void Fill(std::vector<PoolUseSnapshot>* jobs) const;
   void Fill(StepTotals* steps, int64_t* workers_busy_ns, int64_t now_ns) const;
   void Fill(PathIndex path, PathSnapshot* snapshot, int64_t now_ns) const;
   void Fill(SessionId session, SessionSnapshot* snapshot, int64_t now_ns) const;
@@ -376,6 +381,12 @@ class Scheduler {
   void GiveUp(Block& block, bool gradient);
   static Failure CheckDamage(const Op& op);
   static void Heal(Subgroup& subgroup);
+  // What jobs and users keep: scheduler_blocks.cc
+  void CountHeld(Block& block, int by);
+  void CountFlushing(Block& block, int by);
+  void LeaveJob(Session& session);
+  bool MayKeep(const Session& session, uint64_t more) const;
+  void PumpQuotas();
   // Evacuation: scheduler_leave.cc
   void PumpLeaving();
   void LeaveOne(PathIndex path, uint32_t* looks);
@@ -433,6 +444,7 @@ class Scheduler {
   std::map<SessionId, std::unique_ptr<Session>> sessions_;        // and stores
   std::vector<Session*> all_sessions_;                            // of sessions_, which is slow to walk along
   std::map<std::pair<uint32_t, std::string>, TrainingJob> jobs_;  // by uid and name
+  std::map<uint32_t, PoolUser> users_;                            // by uid
   FairShare fair_share_;
   SessionId next_store_ = kStoreBit | 1;
   uint64_t small_objects_bytes_ = 0;  // in use

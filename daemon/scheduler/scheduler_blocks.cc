@@ -179,6 +179,7 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns, std::vector<uint8_t>
 void Scheduler::SettleInMemory(Block& block) {
   block.state = Unsaved(block) ? BlockState::kDirty : BlockState::kClean;
   if (block.filled == 0) return DropBuffer(block);  // it was there for a gradient that has been discarded
+  if (block.state == BlockState::kClean && !MayKeep(*block.owner->session, 0)) return DropBuffer(block);
   const Object* object = block.owner->object();
   if (object != nullptr && object->handles == 0) SetAhead(block, false);  // as ForgetAhead
   const bool last = block.state == BlockState::kDirty
@@ -220,6 +221,7 @@ void Scheduler::DropBuffer(Block& block) {
   LeaveLone(block);
   StopLeaving(block);
   free_.Give(block.buffer);
+  CountHeld(block, -1);
   block.buffer = kNone;
   block.filled = block.unchecked = 0;
   block.wrong.reset();
@@ -239,6 +241,53 @@ void Scheduler::ReleaseExtent(Block& block) {
   GiveExtent(*block.owner->session, block.extent);
   block.extent = Extent{};
   block.grad_saved = false;
+}
+
+// ---- What jobs and users keep ----
+
+void Scheduler::CountHeld(Block& block, int by) {
+  Session& session = *block.owner->session;
+  session.use.held += by;
+  if (session.job == nullptr) return;
+  session.job->use.held += by;
+  session.job->user->use.held += by;
+}
+
+void Scheduler::CountFlushing(Block& block, int by) {
+  Session& session = *block.owner->session;
+  session.use.flushing += by;
+  if (session.job == nullptr) return;
+  session.job->use.flushing += by;
+  session.job->user->use.flushing += by;
+}
+
+// It is ending: what it still has is nobody's to keep.
+void Scheduler::LeaveJob(Session& session) {
+  for (PoolUse* use : {&session.job->use, &session.job->user->use}) {
+    use->held -= session.use.held;
+    use->flushing -= session.use.flushing;
+  }
+  session.job = nullptr;
+}
+
+// Whether its job and user may keep what they have and so many buffers more.
+bool Scheduler::MayKeep(const Session& session, uint64_t more) const {
+  if (session.job == nullptr) return true;
+  const auto fits = [more](const PoolUse& use, uint64_t limit) { return limit == 0 || use.held + more <= limit; };
+  return fits(session.job->use, options_.job_buffers) && fits(session.job->user->use, options_.user_buffers);
+}
+
+// Of those who have more than they may keep, dirty blocks are written without anybody asking for their buffers.
+void Scheduler::PumpQuotas() {
+  if (options_.job_buffers == 0 && options_.user_buffers == 0) return;
+  const auto above = [](const PoolUse& use, uint64_t limit) { return limit > 0 && use.held - use.flushing > limit; };
+  for (Session* const session : all_sessions_) {
+    while (session->job != nullptr && !session->dirty.empty() &&
+           (above(session->job->use, options_.job_buffers) || above(session->job->user->use, options_.user_buffers))) {
+      Block& last = session->dirty.back();
+      if (IsGrowing(last) || !StartFlush(last)) break;
+    }
+  }
 }
 
 // A transfer of the block, or work on it: its owner stays until it has ended.

@@ -20,6 +20,7 @@ void Scheduler::Pump() {
     PumpGradients();
     WantNext();
     PumpFlushes();
+    PumpQuotas();
     PumpLeaving();
     while (FetchOne()) {
       WantNext();
@@ -210,6 +211,7 @@ void Scheduler::StartWrite(Block& block, Extent extent, uint8_t parts) {
   block.state = BlockState::kFlushing;
   ++paths_[extent.path].writes;
   ++flushing_;
+  CountFlushing(block, 1);
   Hold(block);
   const uint64_t turn = TakeTurn(block, extent.path, Direction::kWrite);
   const uint8_t missing = options_.integrity ? parts & ~block.summed : 0;
@@ -227,6 +229,7 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   path.write_rate.Add(result.bytes, now_ns_);
   --path.writes;
   --flushing_;
+  CountFlushing(block, -1);
   LetGo(block);
   const bool in_place = in_flight.extent.path == block.extent.path && in_flight.extent.offset == block.extent.offset;
   ExtentMap& extents = block.owner->session->extents[in_flight.extent.path];
@@ -335,6 +338,7 @@ bool Scheduler::FetchOne() {
     StartRead(block, buffer);
   } else {
     block.buffer = buffer;
+    CountHeld(block, 1);
     block.filled = 0;
     block.state = BlockState::kClean;
     StartWork(block);
@@ -345,6 +349,7 @@ bool Scheduler::FetchOne() {
 void Scheduler::StartRead(Block& block, BufferIndex buffer) {
   LeaveLists(block);
   LeaveLone(block);
+  if (block.buffer == kNone) CountHeld(block, 1);
   block.buffer = buffer;
   block.state = BlockState::kFetching;
   ++paths_[block.extent.path].reads;
@@ -506,7 +511,7 @@ uint64_t Scheduler::WantedAhead(const Block* victim) const {
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes > 0 || IsHanging(i) || paths_[i].health.doubtful()) continue;
     const Block* block = NextAhead(i);
-    if (block == nullptr || NextUse(*block) >= NextUse(*victim)) continue;
+    if (block == nullptr || NextUse(*block) >= NextUse(*victim) || !MayKeep(*block->owner->session, 1)) continue;
     wanted += std::min(RoomAhead(i, *block), model_.QueueBlocks(i, Direction::kRead));
   }
   return wanted;
@@ -517,7 +522,7 @@ bool Scheduler::FetchAheadOne() {
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes > 0 || paths_[i].health.doubtful() || !MayQueue(i, Direction::kRead)) continue;
     Block* block = NextAhead(i);
-    if (block == nullptr || RoomAhead(i, *block) == 0) continue;
+    if (block == nullptr || RoomAhead(i, *block) == 0 || !MayKeep(*block->owner->session, 1)) continue;
     if (!paths_[i].turn.Allows(block->owner->session->id, Direction::kRead)) continue;
     BufferIndex buffer;
     MLPO_CHECK(TakeBuffer(NodeOf(i), &buffer));

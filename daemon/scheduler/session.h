@@ -49,6 +49,12 @@ struct InLine {
 struct TrainingJob;
 struct ObjectStore;
 
+// Buffers that have blocks of a session, a job or a user, and those of them that are being written.
+struct PoolUse {
+  uint64_t held = 0;
+  uint64_t flushing = 0;
+};
+
 struct Session {
   explicit Session(size_t paths) : steps(paths) {}
   virtual ~Session() = default;
@@ -76,7 +82,14 @@ struct Session {
   int64_t step_ns = 0;    // when the first one did
   int64_t period_ns = 0;  // from the step before to this one; 0: not known
   SessionSteps steps;
+  PoolUse use;
   bool ending = false;
+};
+
+// What the jobs of one user share.
+struct PoolUser {
+  PoolUse use;
+  uint32_t jobs = 0;
 };
 
 // What the sessions of one job share.
@@ -91,6 +104,8 @@ struct TrainingJob {
   uint32_t waiting_sessions = 0;
   double session_now = 0;        // `used` of the session that was served last, before
   ObjectStore* store = nullptr;  // the one in use; nullptr without objects
+  PoolUse use;
+  PoolUser* user = nullptr;
 };
 
 }  // namespace mlpo

@@ -103,12 +103,19 @@ struct PoolSnapshot {
   std::vector<PoolNode> nodes;  // where the buffers are; empty on a machine of one node
 };
 
+// Buffers of the pool that have a job's blocks.
+struct PoolUseSnapshot {
+  uint32_t uid = 0;
+  std::string job;
+  uint64_t blocks = 0;
+};
+
 // What a user, or one job of a user, has of what is limited by [quota], and may have.
 struct QuotaSnapshot {
   uint32_t uid = 0;
   std::string job;  // "": the user's, of all jobs
   struct Amount {
-    const char* name = "";  // sessions, requests, arenas, capacity
+    const char* name = "";  // sessions, requests, arenas, capacity, pool
     uint64_t used = 0;
     uint64_t limit = 0;  // 0: none
   };
@@ -134,6 +141,7 @@ struct Snapshot {
   int64_t workers_busy_ns = 0;  // time in which the Adam workers had something to do, since start
   StepTotals steps;
   std::vector<SessionSnapshot> sessions;
+  std::vector<PoolUseSnapshot> pool_use;
   std::vector<QuotaSnapshot> quotas;  // of those who have something; like `sessions`
   std::vector<PathSnapshot> paths;
   PoolSnapshot pool;

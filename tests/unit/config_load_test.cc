@@ -67,10 +67,12 @@ user_sessions = 64
 user_requests = "8Ki"
 user_arenas = "96GB"
 user_capacity = "2TB"
+user_pool = "16GB"
 job_sessions = 8
 job_requests = 1024
 job_arenas = "48GB"
 job_capacity = "1TB"
+job_pool = "8GB"
 )";
 
 void CheckEverySetting(const Config& config) {
@@ -101,6 +103,8 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.quota.user_requests == 8192);
   CHECK(config.quota.user_arenas_bytes == 96'000'000'000ull);
   CHECK(config.quota.user_capacity_bytes == 2'000'000'000'000ull);
+  CHECK(config.quota.user_pool_bytes == 16'000'000'000ull);
+  CHECK(config.quota.job_pool_bytes == 8'000'000'000ull);
   CHECK(config.quota.job_sessions == 8);
   CHECK(config.quota.job_requests == 1024);
   CHECK(config.quota.job_arenas_bytes == 48'000'000'000ull);
@@ -141,7 +145,7 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
 
 TEST_CASE("LoadConfig.TheTableHasEveryFieldOfConfig") {
   // Each field of config.h must be settable and printed.
-  CHECK(Settings().size() == 36);
+  CHECK(Settings().size() == 38);
   CHECK(PathSettings().size() == 14);
 }
 

@@ -9,6 +9,7 @@ mlpo_test(scheduler_test LIBS mlpo_fake_tier SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_integrity_test.cc)
 mlpo_test(scheduler_health_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_health_test.cc)
 mlpo_test(scheduler_leave_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_leave_test.cc)
+mlpo_test(scheduler_quota_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_quota_test.cc)
 mlpo_test(scheduler_objects_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_objects_test.cc)
 mlpo_test(scheduler_tier_test LIBS mlpo_fake_tier SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_tier_test.cc

@@ -46,6 +46,8 @@ class Scenario {
     }
     options.small_objects_bytes = Below(2) * 40'000 * size_;
     options.integrity = seed % 2 == 0;
+    if (Below(4) == 0) options.job_buffers = 1 + Below(8);
+    if (Below(4) == 0) options.user_buffers = 1 + Below(8);
     const int64_t block_ns = 1 + static_cast<int64_t>(Below(100'000));
     const int64_t stats_ns = static_cast<int64_t>(Below(2) * Below(50'000));
     tier_ = std::make_unique<FakeTier>(options, speeds, FakeTier::Work{block_ns, stats_ns, 1 + Below32(4)});
@@ -113,7 +115,7 @@ class Scenario {
   void Disturb() {
     const PathIndex path = Below32(static_cast<uint32_t>(speeds_.size()));
     constexpr int kErrors[] = {EIO, ENOSPC, EROFS};
-    switch (Below(4)) {
+    switch (Below(6)) {
       case 0:
         return tier_->ChangeSpeed(path, tier_->now_ns(), {0, 0, 1});
       case 1:
@@ -125,6 +127,13 @@ class Scenario {
       case 3:
         refuses_.erase(path);
         return tier_->ChangeSpeed(path, tier_->now_ns(), speeds_[path]);
+      case 4:
+        if (!tier_->scheduler().WhyNeeded(path).empty()) return;
+        failed_ = true;  // what is left may be too little later
+        return Below(2) == 0 ? tier_->scheduler().EvacuatePath(path, tier_->now_ns())
+                             : tier_->scheduler().DisablePath(path, tier_->now_ns());
+      case 5:
+        return tier_->EnablePath(path);
     }
   }
 
@@ -133,6 +142,7 @@ class Scenario {
     for (PathIndex path = 0; path < speeds_.size(); ++path) {
       const double fast = 1e8 * static_cast<double>(size_);
       tier_->ChangeSpeed(path, tier_->now_ns(), {fast, fast, 0.5});
+      tier_->EnablePath(path);
     }
   }
 
