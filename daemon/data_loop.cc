@@ -300,6 +300,7 @@ uint64_t DataLoop::EvacuatePath(PathIndex path) {
 void DataLoop::Drain(std::function<void()> drained) {
   draining_ = true;
   CancelCalibration(kStopping);
+  scheduler_.EndEvacuations();
   drain_patience_ns_ = NowNs() + kDrainPatienceNs;
   drained_ = std::move(drained);
   for (auto& [id, session] : sessions_) session->writer.SetState(MLPO_SESSION_DRAINING);

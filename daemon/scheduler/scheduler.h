@@ -183,6 +183,8 @@ class Scheduler {
   void EvacuatePath(PathIndex path, int64_t now_ns);
   // Is probed, and then used again.
   void EnablePath(PathIndex path, int64_t now_ns);
+  // Nothing more is moved for its own sake: the paths stay disabled.
+  void EndEvacuations();
 
   // No request is unanswered and nothing is in flight.
   bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0 && forming_.empty(); }
@@ -391,6 +393,7 @@ class Scheduler {
   void PumpLeaving();
   void LeaveOne(PathIndex path, uint32_t* looks);
   BlockOwner* NextOwner(Leaving* at);
+  static void EndLeaving(Leaving* leaving);
   bool MoveOff(PathIndex path, Block& block);
   void EndRound(Leaving* at);
   void Leave(Block& block);

@@ -52,13 +52,21 @@ void Scheduler::EvacuatePath(PathIndex index, int64_t now_ns) {
 
 void Scheduler::EnablePath(PathIndex index, int64_t now_ns) {
   Enter(now_ns);
-  PathState& path = paths_[index];
-  const uint32_t held = path.leaving.held;  // they are written somewhere, some time
-  path.leaving = Leaving();
-  path.leaving.held = held;
-  path.health.Enable(now_ns);
+  EndLeaving(&paths_[index].leaving);
+  paths_[index].health.Enable(now_ns);
   StartProbes();
   Pump();
+}
+
+void Scheduler::EndEvacuations() {
+  for (PathState& path : paths_) EndLeaving(&path.leaving);
+}
+
+// Blocks that it holds are written somewhere, some time.
+void Scheduler::EndLeaving(Leaving* leaving) {
+  const uint32_t held = leaving->held;
+  *leaving = Leaving();
+  leaving->held = held;
 }
 
 void Scheduler::PumpLeaving() {

@@ -260,6 +260,22 @@ TEST_CASE("Evacuation.EnablingEndsItAndThePathIsProbedAndUsedAgain") {
   }
 }
 
+// A daemon that drains has other things to do.
+TEST_CASE("Evacuation.CanBeEndedWithoutUsingThePathAgain") {
+  FakeTier tier(MakeOptions(6, 2), std::vector<FakeTier::PathSpeed>(2, {1e6, 1e6}));
+  Begin(tier, 1, 60);
+  Evacuate(tier, 0);
+  tier.Wait(50'000'000);
+  tier.scheduler().EndEvacuations();
+  tier.RunUntilQuiet();
+  CHECK(tier.scheduler().idle());
+  CHECK(Look(tier, 0).scratch_bytes > 0);
+  CHECK(Look(tier, 0).state == "disabled");
+  CHECK_FALSE(tier.scheduler().ailing());
+  CHECK(ReadAll(tier, 1) == 0);
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("Disabling.LeavesWhatIsThereToBeRead") {
   FakeTier tier = MakeTier(6, 2);
   Begin(tier, 1, 60);
