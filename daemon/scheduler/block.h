@@ -61,6 +61,7 @@ struct Block {
   uint8_t filled = 0;       // parts that the buffer holds; workers zero the others first
   bool ahead = false;       // fetched before anybody asked, and not used since
   bool leaves = false;      // fetched to be written to another path, and not there yet
+  bool stays = false;       // when it was to leave its path it could not be read
   bool grad_saved = false;  // the extent has the gradient
   bool lone_grad = false;   // its buffer has the gradient only, which is nowhere else; its state is in its extent
   uint8_t summed = 0;       // parts of which `checksums` are those of its content; of all that an extent has

@@ -257,7 +257,7 @@ void Scheduler::Tick(int64_t now_ns) {
     FailStuck();
     stuck_since_ns_ = 0;
   }
-  wake_ns_ = std::min(wake_ns_, NextProbe());
+  wake_ns_ = std::min(wake_ns_, NextProbe());  // which may be sooner now
 }
 
 void Scheduler::StartProbes() {
@@ -342,7 +342,7 @@ void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) co
   snapshot->evacuating = path.leaving.on;
   snapshot->evacuated = path.leaving.told;
   snapshot->evacuation_bytes = path.leaving.total_bytes;
-  snapshot->unreadable_blocks = path.leaving.unreadable;
+  snapshot->unreadable_blocks = path.leaving.on ? path.leaving.staying : 0;
   snapshot->error = path.health.error();
   snapshot->state_since_ns = path.health.since_ns();
   snapshot->probes = path.health.probes();

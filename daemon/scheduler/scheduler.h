@@ -226,14 +226,14 @@ class Scheduler {
     bool told = false;         // Evacuated
     uint64_t total_bytes = 0;  // that were there at the beginning
     uint32_t held = 0;         // blocks that are Block::leaves
+    uint64_t staying = 0;      // blocks that are Block::stays
     int64_t read_ns = 0;       // when the last one was begun to be read
-    uint64_t unreadable = 0;   // blocks that the last round could not read
     // The round under way: a place in the order of sessions, subgroups or objects, and blocks.
     SessionId session = 0;
     uint64_t owner = 0;
     uint32_t block = 0;
-    uint64_t failed = 0;
-    bool moved = false;
+    bool moved = false;    // a block has left since it began
+    bool looks_on = false;  // it has looked at as many as a call may, and goes on in the next
     int64_t again_ns = 0;  // the next one does not begin before this time
   };
   struct PathState {
@@ -391,13 +391,16 @@ class Scheduler {
   void PumpQuotas();
   // Evacuation: scheduler_leave.cc
   void PumpLeaving();
+  int64_t NextLook() const;
   void LeaveOne(PathIndex path, uint32_t* looks);
   BlockOwner* NextOwner(Leaving* at);
   static void EndLeaving(Leaving* leaving);
   bool MoveOff(PathIndex path, Block& block);
   void EndRound(Leaving* at);
   void Leave(Block& block);
+  void LookAgain(const Block& block);
   void StopLeaving(Block& block);
+  void CannotLeave(Block& block);
   void MaybeEvacuated(PathIndex path);
   // Movement: scheduler_pump.cc
   void Pump();

@@ -1,5 +1,6 @@
 // Scheduler: a block's states, and which buffer it has.
 #include <algorithm>
+#include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/scheduler/scheduler.h"
@@ -181,7 +182,8 @@ void Scheduler::SettleInMemory(Block& block) {
   if (block.filled == 0) return DropBuffer(block);  // it was there for a gradient that has been discarded
   if (block.state == BlockState::kClean && !MayKeep(*block.owner->session, 0)) return DropBuffer(block);
   const Object* object = block.owner->object();
-  if (object != nullptr && object->handles == 0) SetAhead(block, false);  // as ForgetAhead
+  // As ForgetAhead; and what goes elsewhere is not there ahead of its use.
+  if (block.state == BlockState::kDirty || (object != nullptr && object->handles == 0)) SetAhead(block, false);
   const bool last = block.state == BlockState::kDirty
                         ? IsGrowing(block) || block.nonzero & kPartGradient  // whose state is wanted before others'
                         : (block.nonzero & ~block.filled) != 0;              // a gradient alone, which is written
@@ -238,6 +240,9 @@ void Scheduler::GiveExtent(Session& session, const Extent& extent) {
 void Scheduler::ReleaseExtent(Block& block) {
   if (block.extent.path == kNone) return;
   StopLeaving(block);
+  Leaving& leaving = paths_[block.extent.path].leaving;
+  leaving.moved = true;
+  leaving.staying -= std::exchange(block.stays, false);
   GiveExtent(*block.owner->session, block.extent);
   block.extent = Extent{};
   block.grad_saved = false;

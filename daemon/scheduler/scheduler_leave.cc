@@ -4,6 +4,8 @@
 // place. For the others a round goes through all blocks, again and again until nothing is there: what is in memory is
 // written, what is not is read first. A block that cannot be read stays, and is tried again in a later round.
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/base/clock.h"
@@ -64,9 +66,10 @@ void Scheduler::EndEvacuations() {
 
 // Blocks that it holds are written somewhere, some time.
 void Scheduler::EndLeaving(Leaving* leaving) {
-  const uint32_t held = leaving->held;
-  *leaving = Leaving();
-  leaving->held = held;
+  Leaving ended;
+  ended.held = leaving->held;
+  ended.staying = leaving->staying;
+  *leaving = ended;
 }
 
 void Scheduler::PumpLeaving() {
@@ -79,8 +82,17 @@ void Scheduler::PumpLeaving() {
       LeaveOne(i, &looks);
       if (looks == before) break;  // it has to wait for a buffer, or for a path
     }
+    leaving.looks_on = looks >= kLooks;
     MaybeEvacuated(i);
   }
+}
+
+// When PumpLeaving goes on looking where it stopped so as not to hold up others.
+int64_t Scheduler::NextLook() const {
+  const auto looks_on = [](const PathState& path) {
+    return path.leaving.on && !path.leaving.told && path.leaving.looks_on;
+  };
+  return std::any_of(paths_.begin(), paths_.end(), looks_on) ? now_ns_ : kNever;
 }
 
 // Looks at the next block of the round. *looks stays if that cannot be moved now: the round goes on there.
@@ -138,12 +150,11 @@ BlockOwner* Scheduler::NextOwner(Leaving* at) {
 }
 
 void Scheduler::EndRound(Leaving* at) {
-  at->unreadable = at->failed;
-  if (!at->moved) at->again_ns = now_ns_ + (at->failed > 0 ? kUnreadablePauseNs : kPauseNs);
+  const int64_t pause_ns = at->held > 0 ? kAmongOthersNs : at->staying > 0 ? kUnreadablePauseNs : kPauseNs;
+  if (!at->moved) at->again_ns = now_ns_ + pause_ns;
   at->session = 0;
   at->owner = 0;
   at->block = 0;
-  at->failed = 0;
   at->moved = false;
 }
 
@@ -159,9 +170,7 @@ bool Scheduler::MoveOff(PathIndex index, Block& block) {
       return true;
     case BlockState::kClean:
     case BlockState::kDirty:
-      if (!StartFlush(block)) return false;
-      path.leaving.moved = true;
-      return true;
+      return StartFlush(block);
     case BlockState::kAway:
       break;
   }
@@ -174,6 +183,7 @@ bool Scheduler::MoveOff(PathIndex index, Block& block) {
     return false;
   }
   path.leaving.read_ns = now_ns_;
+  path.leaving.staying -= std::exchange(block.stays, false);
   BufferIndex buffer;
   MLPO_CHECK(TakeBuffer(NodeOf(index), &buffer));
   LeaveLists(block);
@@ -183,25 +193,44 @@ bool Scheduler::MoveOff(PathIndex index, Block& block) {
   return true;
 }
 
-// It has been read. If no other path takes it now, it waits among the dirty ones for the next round.
+// It has been read. If no other path takes it now, it waits among the dirty ones, and the round at it.
 void Scheduler::Leave(Block& block) {
-  paths_[block.extent.path].leaving.moved = true;
   if (block.state != BlockState::kDirty) return StopLeaving(block);  // it need not leave any more
-  StartFlush(block);
+  if (!StartFlush(block)) LookAgain(block);
 }
 
-// It has another place, or is somebody's to move.
+// The round goes on at this block, if it has passed it: it could hold as many buffers as may be held, and with them what
+// lies behind.
+void Scheduler::LookAgain(const Block& block) {
+  Leaving& at = paths_[block.extent.path].leaving;
+  BlockOwner& owner = *block.owner;
+  const uint64_t number =
+      owner.object() != nullptr ? reinterpret_cast<uint64_t>(owner.object()) : owner.subgroup()->spec.id;
+  if (std::tie(owner.session->id, number, block.index) >= std::tie(at.session, at.owner, at.block)) return;
+  at.session = owner.session->id;
+  at.owner = number;
+  at.block = block.index;
+}
+
+// It is somebody's to move, or elsewhere.
 void Scheduler::StopLeaving(Block& block) {
   if (!block.leaves) return;
   block.leaves = false;
   --paths_[block.extent.path].leaving.held;
 }
 
+// Its extent cannot be read, or is wrong: counted once, until it is given back.
+void Scheduler::CannotLeave(Block& block) {
+  Leaving& leaving = paths_[block.extent.path].leaving;
+  if (!leaving.on || block.stays) return;
+  block.stays = true;
+  ++leaving.staying;
+}
+
 void Scheduler::MaybeEvacuated(PathIndex index) {
   PathState& path = paths_[index];
   if (path.extent_bytes > 0 || path.reads + path.writes > 0) return;
   path.leaving.told = true;
-  path.leaving.unreadable = 0;
   for (auto& [id, session] : sessions_) {
     if (!session->files.empty()) session->files[index] = kNone;
   }

@@ -29,7 +29,7 @@ void Scheduler::Pump() {
     while (FetchAheadOne()) {
     }
   } while (YieldTurns());
-  wake_ns_ = std::min(wake_ns_, NextProbe());
+  wake_ns_ = std::min({wake_ns_, NextProbe(), NextLook()});
 }
 
 bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
@@ -266,6 +266,7 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   // Only with its state can it go to another path.
   if (lone && result.error != 0) return StartRead(block, block.buffer);
   SettleInMemory(block);
+  if (block.leaves) LookAgain(block);
 }
 
 // ---- Fetching ----
@@ -378,7 +379,7 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     const bool before = path.health.unreadable();
     path.health.ReadFailed(result.error, now_ns_);
     if (!before) KeepInMemory(in_flight.extent.path);
-    path.leaving.failed += block.leaves;
+    CannotLeave(block);
     block.want = nullptr;
     if (block.nonzero & kPartGradient && !block.grad_saved) {
       BeLone(block);  // again: its state could not be read, and the gradient is nowhere else
