@@ -29,9 +29,11 @@ CheckedJob::CheckedJob(Block& block, std::byte* buffer, uint8_t check, uint8_t f
   if (check_ != 0) wrong_.resize(pieces);
 }
 
-void CheckedJob::Finish(Scheduler& scheduler, int64_t now_ns) {
+void CheckedJob::Finish(Scheduler& scheduler, int64_t now_ns) { scheduler.BlockWorkDone(block_, now_ns, TakeWrong()); }
+
+std::vector<uint8_t> CheckedJob::TakeWrong() {
   const bool right = std::all_of(wrong_.begin(), wrong_.end(), [](uint8_t arrays) { return arrays == 0; });
-  scheduler.BlockWorkDone(block_, now_ns, right ? std::vector<uint8_t>() : std::move(wrong_));
+  return right ? std::vector<uint8_t>() : std::move(wrong_);
 }
 
 uint64_t CheckedJob::ChecksumOf(int array, uint32_t piece) const {

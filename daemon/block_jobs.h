@@ -41,6 +41,8 @@ class CheckedJob : public SchedulerJob {
   bool IsRight(uint32_t piece, uint8_t arrays);
   // The work on it is done.
   void End(uint32_t piece);
+  // By piece, what IsRight found; empty: all was right.
+  std::vector<uint8_t> TakeWrong();
 
   Block& block_;  // for Finish; workers do not look at it
   std::byte* const buffer_;
@@ -59,9 +61,11 @@ class CheckedJob : public SchedulerJob {
 // Only the checksums, of a block that is to be written.
 class ChecksumJob : public CheckedJob {
  public:
-  ChecksumJob(Block& block, uint8_t parts, std::byte* buffer) : CheckedJob(block, buffer, 0, parts) {}
-  void RunPiece(uint32_t piece) override { End(piece); }
-  void Finish(Scheduler& scheduler, int64_t now_ns) override { scheduler.ChecksumsFormed(block_, now_ns); }
+  using CheckedJob::CheckedJob;
+  void RunPiece(uint32_t piece) override {
+    if (Begin(piece)) End(piece);
+  }
+  void Finish(Scheduler& scheduler, int64_t now_ns) override { scheduler.ChecksumsFormed(block_, now_ns, TakeWrong()); }
 };
 
 // What the jobs on a subgroup's block have in common: the block in its buffer.

@@ -395,8 +395,8 @@ void DataLoop::StartBlockWork(const Op& op, Block& block) {
   Start(std::move(job), op, block.index);
 }
 
-void DataLoop::StartChecksums(Block& block, uint8_t parts) {
-  auto job = std::make_unique<ChecksumJob>(block, parts, parts_.pool->data(block.buffer));
+void DataLoop::StartChecksums(Block& block, uint8_t check, uint8_t form) {
+  auto job = std::make_unique<ChecksumJob>(block, parts_.pool->data(block.buffer), check, form);
   job->node = parts_.pool->piece(parts_.pool->piece_of(block.buffer)).node;
   if (scheduler_.tracing()) {
     job->spans.resize(job->pieces);

@@ -136,7 +136,7 @@ class DataLoop : private SchedulerActions {
   // SchedulerActions
   void StartTransfer(const Transfer& transfer) override;
   void StartBlockWork(const Op& op, Block& block) override;
-  void StartChecksums(Block& block, uint8_t parts) override;
+  void StartChecksums(Block& block, uint8_t check, uint8_t form) override;
   void ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) override;
   void StartStats(Op& op) override;
   Failure CopySteps(const Op& op, std::vector<Tensor>& tensors) override;

@@ -1,8 +1,8 @@
 // Block, who has blocks (Subgroup; Object in object.h), and Op: what the scheduler moves. Data only; scheduler.h has
 // the rules.
 //
-// Owner: the data thread. While a block is kWorking, or its checksums are being formed, workers use `buffer`, `filled`
-// and the Op read-only, and the checksums of the piece that they have.
+// Owner: the data thread. While a block is kWorking, or its checksums are being compared or formed, workers use
+// `buffer`, `filled` and the Op read-only, and the checksums of the piece that they have.
 #pragma once
 
 #include <boost/intrusive/list.hpp>
@@ -49,6 +49,7 @@ struct Extent {
 // What of a block was not as it had been written, and is read again, into its place.
 struct WrongPieces {
   std::vector<uint8_t> arrays;  // by piece: bits; 0: the piece was right, and its work is done
+  uint64_t sequence = 0;        // of the operation whose work that is; 0: none's, the block was to be moved
   std::vector<ByteSpan> spans;
   size_t next = 0;  // of spans: the one that is being read
 };
@@ -61,13 +62,14 @@ struct Block {
   uint8_t filled = 0;       // parts that the buffer holds; workers zero the others first
   bool ahead = false;       // fetched before anybody asked, and not used since
   bool leaves = false;      // fetched to be written to another path, and not there yet
-  bool stays = false;       // when it was to leave its path it could not be read
+  bool stays = false;       // when it was to leave its path it could not be read, or was wrong, twice
   bool grad_saved = false;  // the extent has the gradient
   bool lone_grad = false;   // its buffer has the gradient only, which is nowhere else; its state is in its extent
   uint8_t summed = 0;       // parts of which `checksums` are those of its content; of all that an extent has
   uint8_t unchecked = 0;    // parts that the buffer has from an extent and that have not been compared with them
   bool form = false;        // the work that it is in forms them anew
   bool doubtful = false;    // its extent was wrong when it was read last, twice
+  bool read_twice = false;  // what was wrong when it was to be moved has been read again, and not been compared yet
   bool damaged = false;     // its content is lost: nothing is given out until all of the subgroup has been written
   uint64_t first = 0;       // element of the subgroup, or byte of the object
   uint64_t count = 0;

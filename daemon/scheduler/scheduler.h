@@ -33,9 +33,8 @@
 // - What a job or a user may keep of the pool can be limited: its blocks above that are flushed at once, dropped when
 //   they are clean, and not fetched ahead. What is in motion is not counted against it, so nobody waits for a limit.
 // - A path's transfers may be held to turns (turn.h): within them the rules above choose.
-// - With `integrity`, nothing is written whose checksums are not known, and nothing that was read is used before they
-// have
-//   been compared (scheduler_integrity.cc).
+// - With `integrity`, nothing is written whose checksums are not known, and nothing that was read is used, or written
+//   elsewhere, before they have been compared (scheduler_integrity.cc).
 //
 // Operations of one subgroup: GRADs run side by side; everything else waits for them and runs one at a time. So do the
 // pieces of one version of a named object (object.h).
@@ -76,8 +75,9 @@ class SchedulerActions {
   // UPDATE, READ_STATE, WRITE_STATE, or a piece of FETCH or FLUSH, of op on one block in its buffer; answered by
   // BlockWorkDone.
   virtual void StartBlockWork(const Op& op, Block& block) = 0;
-  // Forms block.checksums of `parts`, which its buffer has; answered by ChecksumsFormed.
-  virtual void StartChecksums(Block& block, uint8_t parts) = 0;
+  // Before a block is written: compares the parts `check` of its buffer with block.checksums, and forms those of the
+  // parts `form`; answered by ChecksumsFormed.
+  virtual void StartChecksums(Block& block, uint8_t check, uint8_t form) = 0;
   // For the log: so many pieces of a block's arrays were not what had been written to the path; `again`: nor when they
   // were read again, or that failed.
   virtual void ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) = 0;
@@ -154,7 +154,8 @@ class Scheduler {
   // `wrong`: by piece, bits of arrays whose checksums were others than block.checksums: such a piece was left alone.
   // Empty: none.
   void BlockWorkDone(Block& block, int64_t now_ns, std::vector<uint8_t> wrong = {});
-  void ChecksumsFormed(Block& block, int64_t now_ns);
+  // `wrong`: as of BlockWorkDone.
+  void ChecksumsFormed(Block& block, int64_t now_ns, std::vector<uint8_t> wrong = {});
   void StatsDone(Op* op, int64_t now_ns);
   // `bytes`, ticket: as asked. The store's files, unless it failed.
   void RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, Failure failure,
@@ -232,9 +233,9 @@ class Scheduler {
     SessionId session = 0;
     uint64_t owner = 0;
     uint32_t block = 0;
-    bool moved = false;    // a block has left since it began
+    bool moved = false;     // a block has left since it began
     bool looks_on = false;  // it has looked at as many as a call may, and goes on in the next
-    int64_t again_ns = 0;  // the next one does not begin before this time
+    int64_t again_ns = 0;   // the next one does not begin before this time
   };
   struct PathState {
     uint32_t reads = 0;  // transfers in flight
@@ -267,8 +268,9 @@ class Scheduler {
   // A write that waits for checksums; it has its place in the path's queue.
   struct Forming {
     Extent extent;
-    uint8_t parts = 0;    // that are to be written
-    uint8_t missing = 0;  // of these, that had no checksums
+    uint8_t parts = 0;      // that are to be written
+    uint8_t unchecked = 0;  // of these, that are compared
+    uint8_t missing = 0;    // of these, that had no checksums
     uint64_t turn = 0;
   };
 
@@ -377,6 +379,8 @@ class Scheduler {
   void ReadNextPiece(Block& block);
   void PieceRead(Block& block, int error);
   void Lose(Block& block, int error);
+  void TakeBackWrite(Block& block, const Forming& write);
+  void MayNotMove(Block& block, std::vector<uint8_t> arrays);
   Failure WhatIsLost(const Block& block, const WrongPieces& wrong, int error) const;
   static void Doubt(Block& block);
   static void Believe(Block& block);
@@ -418,6 +422,8 @@ class Scheduler {
   uint64_t TakeTurn(const Block& block, PathIndex path, Direction direction);
   void Move(Block& block, Direction direction, Extent extent, uint8_t parts, ByteSpan span, uint64_t turn);
   void StartWrite(Block& block, Extent extent, uint8_t parts);
+  void LeaveQueue(Block& block, PathIndex path);
+  void AfterWrite(Block& block, bool failed);
   void StartRead(Block& block, BufferIndex buffer);
   bool StartFlush(Block& block);
   bool CanWrite() const;
@@ -431,6 +437,9 @@ class Scheduler {
   bool FlushInTurn();
   bool YieldTurns();
   void ReadDone(const InFlight& in_flight, const TransferResult& result);
+  void CannotBeRead(Block& block, int error);
+  void ForgetRead(Block& block);
+  void ReadsFail(PathIndex path, int error);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
   bool CanMove() const;
   void FailStuck();

@@ -110,6 +110,7 @@ void Scheduler::RemovePending(Block& block) {
 void Scheduler::StartWork(Block& block) {
   LeaveLists(block);
   StopLeaving(block);
+  block.read_twice = false;
   const bool alone = (block.nonzero & ~block.filled & kPartState) != 0;
   if (block.want->kind() == MLPO_OP_GRAD && alone && !block.lone_grad) BeLone(block);
   // What a path has now is likely to go to one again; what has stayed in memory is not, and costs nothing.
@@ -226,6 +227,7 @@ void Scheduler::DropBuffer(Block& block) {
   CountHeld(block, -1);
   block.buffer = kNone;
   block.filled = block.unchecked = 0;
+  block.read_twice = false;
   block.wrong.reset();
   SetAhead(block, false);
   block.state = BlockState::kAway;

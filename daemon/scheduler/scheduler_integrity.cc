@@ -7,6 +7,10 @@
 // it, piece by piece, before anything of the piece is changed: a piece that is wrong is left alone, and with it the
 // gradient in its slot. It is read again into its place, once, and the work goes on with such pieces alone.
 //
+// What was read and goes to another path without having been used (scheduler_leave.cc, or because its path fails) is
+// compared before it is written: a bit that flipped on the way would be lost for good when its extent is given back.
+// What is wrong is read again, once; then the block stays where it is, and who needs it finds out.
+//
 // What is wrong then, too, is lost: the operation fails. If nothing of the block has been changed, it is left as it is,
 // and the next operation tries again. If an UPDATE has changed other pieces of it, neither its extent nor its buffer is
 // whole: it is damaged, and its subgroup torn. From the first loss on it is known what of the subgroup is written; a
@@ -55,17 +59,43 @@ void Scheduler::NeedChecksums(Block& block) {
   if (block.checksums.empty()) block.checksums.resize(LayoutOf(block).pieces());
 }
 
-void Scheduler::ChecksumsFormed(Block& block, int64_t now_ns) {
+void Scheduler::ChecksumsFormed(Block& block, int64_t now_ns, std::vector<uint8_t> wrong) {
   Enter(now_ns);
   const auto it = forming_.find(&block);
   MLPO_CHECK(it != forming_.end());
   const Forming formed = it->second;
   forming_.erase(it);
   steps_.ChecksumsEnd();
-  block.summed |= formed.missing & block.nonzero;  // a gradient may have been discarded meanwhile
-  // If the owner is ending, its extents are still there: WriteDone sees to the rest.
-  Move(block, Direction::kWrite, formed.extent, formed.parts, SpanOf(block, formed.parts), formed.turn);
+  // A gradient may have been discarded meanwhile.
+  if (wrong.empty()) {
+    block.summed |= formed.missing & block.nonzero;
+    block.unchecked &= ~formed.unchecked;
+    block.read_twice = false;
+    if (block.doubtful && formed.unchecked & kPartState) Believe(block);
+    // If the owner is ending, its extents are still there: WriteDone sees to the rest.
+    Move(block, Direction::kWrite, formed.extent, formed.parts, SpanOf(block, formed.parts), formed.turn);
+  } else {
+    TakeBackWrite(block, formed);
+    if (!(block.nonzero & kPartGradient)) {
+      for (uint8_t& arrays : wrong) arrays &= ~(1 << kArrayGradient);
+    }
+    const bool right = std::all_of(wrong.begin(), wrong.end(), [](uint8_t arrays) { return arrays == 0; });
+    if (block.nonzero == 0) ReleaseExtent(block);
+    if (right || block.want != nullptr || block.owner->ending) {
+      AfterWrite(block, true);  // whoever wants it compares it, too
+    } else {
+      MayNotMove(block, std::move(wrong));
+    }
+  }
   Pump();
+}
+
+// Of which nothing has been transferred.
+void Scheduler::TakeBackWrite(Block& block, const Forming& write) {
+  paths_[write.extent.path].turn.Ended(write.turn, Direction::kWrite);
+  LeaveQueue(block, write.extent.path);
+  const bool in_place = write.extent.path == block.extent.path && write.extent.offset == block.extent.offset;
+  if (!in_place) GiveExtent(*block.owner->session, write.extent);
 }
 
 // ---- Reading again ----
@@ -108,6 +138,7 @@ void Scheduler::ReadAgain(Block& block, std::vector<uint8_t> arrays) {
   paths_[block.extent.path].checksum_mismatches += pieces;
   actions_->ChecksumsWrong(block, block.extent.path, pieces, false);
   wrong->arrays = std::move(arrays);
+  wrong->sequence = block.want == nullptr ? 0 : block.want->sequence;
   block.wrong = std::move(wrong);
   ReadNextPiece(block);
 }
@@ -123,16 +154,37 @@ void Scheduler::ReadNextPiece(Block& block) {
 
 // The work goes on even if its operation has failed meanwhile: as any that workers have, it is done to the end.
 void Scheduler::PieceRead(Block& block, int error) {
-  if (error != 0) ++paths_[block.extent.path].read_errors;
-  if (block.want == nullptr) {  // whoever wanted it has gone; nothing of it has been changed
-    block.wrong.reset();
-    if (error == 0) return SettleInMemory(block);
-    DropBuffer(block);
-    return LeaveLists(block);
+  const bool goes_on = block.want != nullptr && block.want->sequence == block.wrong->sequence;
+  if (error != 0 && goes_on) return Lose(block, error);
+  if (error == 0 && ++block.wrong->next < block.wrong->spans.size()) return ReadNextPiece(block);
+  if (goes_on) return StartWork(block);
+  // The block was to be moved, or whoever wanted it has gone: nothing of it has been changed. Who wants it now compares
+  // all of it.
+  block.wrong.reset();
+  if (error != 0) return CannotBeRead(block, error);
+  if (block.want != nullptr) {
+    if (block.want->failure.status == 0) return StartWork(block);
+    Op& op = *std::exchange(block.want, nullptr);
+    SettleInMemory(block);
+    return BlockDone(op);
   }
-  if (error != 0) return Lose(block, error);
-  if (++block.wrong->next < block.wrong->spans.size()) return ReadNextPiece(block);
-  StartWork(block);
+  block.read_twice = true;
+  SettleInMemory(block);
+  if (block.leaves) Leave(block);
+}
+
+// A block that nobody wants was found wrong when it was to be written to another path.
+void Scheduler::MayNotMove(Block& block, std::vector<uint8_t> arrays) {
+  if (!block.read_twice) return ReadAgain(block, std::move(arrays));
+  const PathIndex from = block.extent.path;
+  const auto is_wrong = [](uint8_t bits) { return bits != 0; };
+  const auto pieces = static_cast<uint64_t>(std::count_if(arrays.begin(), arrays.end(), is_wrong));
+  ++paths_[from].checksum_errors;
+  actions_->ChecksumsWrong(block, from, pieces, true);
+  if (block.owner->subgroup() != nullptr) Doubt(block);
+  CannotLeave(block);
+  ForgetRead(block);
+  ReadsFail(from, EBADMSG);
 }
 
 // ---- What is lost ----
@@ -176,6 +228,7 @@ void Scheduler::Lose(Block& block, int error) {
   actions_->ChecksumsWrong(block, from, pieces, true);
   const bool known = subgroup != nullptr && (subgroup->torn || subgroup->damaged > 0);
   if (subgroup != nullptr) Doubt(block);
+  ReadsFail(from, error != 0 ? error : EBADMSG);
   // On the way to having all of it written. What could not be read may yet be right.
   if (known && error == 0 && op.kind() == MLPO_OP_WRITE_STATE) {
     const auto has_gradient = [](uint8_t bits) { return (bits & 1 << kArrayGradient) != 0; };
@@ -189,15 +242,8 @@ void Scheduler::Lose(Block& block, int error) {
     op.updated_any = true;
     GiveUp(block, false);
     DropBuffer(block);
-  } else if (block.nonzero & kPartGradient && !block.grad_saved) {
-    block.filled &= kPartGradient;  // which is nowhere else
-    block.unchecked = 0;
-    BeLone(block);
-    paths_[from].rescue_again_ns = now_ns_ + kNsPerS;
-    SettleInMemory(block);
   } else {
-    DropBuffer(block);
-    LeaveLists(block);  // not ahead of use again: who needs it tries
+    ForgetRead(block);
   }
   FailOp(op, std::move(failure));
   BlockDone(op);

@@ -199,8 +199,8 @@ void Scheduler::Leave(Block& block) {
   if (!StartFlush(block)) LookAgain(block);
 }
 
-// The round goes on at this block, if it has passed it: it could hold as many buffers as may be held, and with them what
-// lies behind.
+// The round goes on at this block, if it has passed it: it could hold as many buffers as may be held, and with them
+// what lies behind.
 void Scheduler::LookAgain(const Block& block) {
   Leaving& at = paths_[block.extent.path].leaving;
   BlockOwner& owner = *block.owner;

@@ -215,11 +215,20 @@ void Scheduler::StartWrite(Block& block, Extent extent, uint8_t parts) {
   Hold(block);
   const uint64_t turn = TakeTurn(block, extent.path, Direction::kWrite);
   const uint8_t missing = options_.integrity ? parts & ~block.summed : 0;
-  if (missing == 0) return Move(block, Direction::kWrite, extent, parts, SpanOf(block, parts), turn);
+  const uint8_t unchecked = parts & block.unchecked;
+  if ((missing | unchecked) == 0) return Move(block, Direction::kWrite, extent, parts, SpanOf(block, parts), turn);
   NeedChecksums(block);
-  forming_[&block] = {extent, parts, missing, turn};
+  forming_[&block] = {extent, parts, unchecked, missing, turn};
   steps_.ChecksumsBegin();
-  actions_->StartChecksums(block, missing);
+  actions_->StartChecksums(block, unchecked, missing);
+}
+
+// A block that StartWrite gave a place in the path's queue is not there any more, written or not.
+void Scheduler::LeaveQueue(Block& block, PathIndex path) {
+  --paths_[path].writes;
+  --flushing_;
+  CountFlushing(block, -1);
+  LetGo(block);
 }
 
 void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& result) {
@@ -227,10 +236,7 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   PathState& path = paths_[in_flight.extent.path];
   path.written_bytes += result.bytes;
   path.write_rate.Add(result.bytes, now_ns_);
-  --path.writes;
-  --flushing_;
-  CountFlushing(block, -1);
-  LetGo(block);
+  LeaveQueue(block, in_flight.extent.path);
   const bool in_place = in_flight.extent.path == block.extent.path && in_flight.extent.offset == block.extent.offset;
   ExtentMap& extents = block.owner->session->extents[in_flight.extent.path];
   const bool rewrite = extents.IsWritten(in_flight.extent.offset, in_flight.extent.bytes);
@@ -249,6 +255,11 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
     block.grad_saved = (block.nonzero & in_flight.parts & kPartGradient) != 0;
     if (block.nonzero == 0) ReleaseExtent(block);  // a gradient that has been discarded meanwhile
   }
+  AfterWrite(block, result.error != 0);
+}
+
+// On with what somebody waits for, or into the lists. `failed`: it is where it was before.
+void Scheduler::AfterWrite(Block& block, bool failed) {
   block.state = Unsaved(block) ? BlockState::kDirty : BlockState::kClean;
   if (block.owner->ending) {
     DropBuffer(block);
@@ -264,7 +275,7 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
     return StartWork(block);
   }
   // Only with its state can it go to another path.
-  if (lone && result.error != 0) return StartRead(block, block.buffer);
+  if (lone && failed) return StartRead(block, block.buffer);
   SettleInMemory(block);
   if (block.leaves) LookAgain(block);
 }
@@ -373,35 +384,9 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     DropBuffer(block);
     return MaybeGone(*block.owner);
   }
+  if (result.error != 0) ++path.read_errors;
   if (block.wrong != nullptr) return PieceRead(block, result.error);
-  if (result.error != 0) {
-    ++path.read_errors;
-    const bool before = path.health.unreadable();
-    path.health.ReadFailed(result.error, now_ns_);
-    if (!before) KeepInMemory(in_flight.extent.path);
-    CannotLeave(block);
-    block.want = nullptr;
-    if (block.nonzero & kPartGradient && !block.grad_saved) {
-      BeLone(block);  // again: its state could not be read, and the gradient is nowhere else
-      path.rescue_again_ns = now_ns_ + kNsPerS;
-      SettleInMemory(block);
-    } else {
-      DropBuffer(block);
-      LeaveLists(block);  // not ahead of use again: who needs it tries
-    }
-    if (op == nullptr) return;
-    const PathIndex from = in_flight.extent.path;
-    Failure failure =
-        Fail(MLPO_E_IO, "reading block " + std::to_string(block.index) + " of " + block.owner->Name() + " from path '" +
-                            options_.path_names[from] + "': " + std::generic_category().message(result.error));
-    failure.os_errno = result.error;
-    failure.block = block.index;
-    failure.path = from;
-    failure.first = block.first;
-    failure.count = block.count;
-    FailOp(*op, std::move(failure));
-    return BlockDone(*op);
-  }
+  if (result.error != 0) return CannotBeRead(block, result.error);
   if (block.nonzero == 0) {  // a gradient that has been discarded meanwhile
     SetAhead(block, false);
     ReleaseExtent(block);
@@ -413,6 +398,50 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   SettleInMemory(block);
   if (block.leaves) Leave(block);
   if (op != nullptr) BlockDone(*op);
+}
+
+// A block's extent, or some of it. Nothing of the block has been changed.
+void Scheduler::CannotBeRead(Block& block, int error) {
+  const PathIndex from = block.extent.path;
+  Op* const op = block.want;
+  block.want = nullptr;
+  CannotLeave(block);
+  ForgetRead(block);
+  ReadsFail(from, error);
+  if (op == nullptr) return;
+  Failure failure =
+      Fail(MLPO_E_IO, "reading block " + std::to_string(block.index) + " of " + block.owner->Name() + " from path '" +
+                          options_.path_names[from] + "': " + std::generic_category().message(error));
+  failure.os_errno = error;
+  failure.block = block.index;
+  failure.path = from;
+  failure.first = block.first;
+  failure.count = block.count;
+  FailOp(*op, std::move(failure));
+  BlockDone(*op);
+}
+
+// What the buffer has of the extent is worth nothing: what is nowhere else stays.
+void Scheduler::ForgetRead(Block& block) {
+  if (block.nonzero & kPartGradient && !block.grad_saved) {
+    block.filled &= kPartGradient;
+    block.unchecked = 0;
+    block.read_twice = false;
+    block.wrong.reset();
+    BeLone(block);
+    paths_[block.extent.path].rescue_again_ns = now_ns_ + kNsPerS;
+    SettleInMemory(block);
+  } else {
+    DropBuffer(block);
+    LeaveLists(block);  // not ahead of use again: who needs it tries
+  }
+}
+
+// A read of the path has failed, or what it brought was wrong, twice.
+void Scheduler::ReadsFail(PathIndex path, int error) {
+  const bool before = paths_[path].health.unreadable();
+  paths_[path].health.ReadFailed(error, now_ns_);
+  if (!before) KeepInMemory(path);
 }
 
 void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
@@ -566,7 +595,8 @@ void Scheduler::FailHung() {
       for (uint32_t i = op->first_block; i < op->end_block; ++i) {
         Block& has = owner.blocks[i];
         if (has.want != op || has.state != BlockState::kFetching || has.extent.path != path) continue;
-        has.want = nullptr;  // read all the same; whoever wants it next has it
+        if (has.wrong != nullptr) continue;  // pieces of it have been changed: op ends with it, whenever that is
+        has.want = nullptr;                  // read all the same; whoever wants it next has it
         --op->active;
       }
       if (op->active == 0) Advance(owner);

@@ -290,6 +290,7 @@ void FakeTier::StartTransfer(const Transfer& transfer) {
     const uint64_t gradient = transfer.buffer_offset == 0 ? std::min(buffer.gradient_bytes, transfer.bytes) : 0;
     const uint8_t parts = (gradient > 0 ? kPartGradient : 0) | (transfer.bytes > gradient ? kPartState : 0);
     if ((parts & ~buffer.summed) != 0) Violate("bytes without checksums are written");
+    if ((parts & buffer.flipped) != 0) Violate("wrong bytes are written");
   }
   Path& path = paths_[transfer.path];
   PathCounts& counts = path.counts;
@@ -391,6 +392,7 @@ void FakeTier::Read(const Transfer& transfer, const File& file, bool again, Buff
     const bool some = end <= stored_end && transfer.bytes < around->second.bytes;
     if (some && again) return Bring(transfer, around->second, again, buffer);
   }
+  if (transfer.buffer_offset == 0) buffer->gradient_bytes = 0;  // there is none, unless it is read now
   auto it = file.find(transfer.offset);
   uint64_t left = transfer.bytes;
   if (it != file.end() && it->second.gradient && it->second.bytes <= left) {
@@ -431,6 +433,14 @@ void FakeTier::Occupy(int64_t work_ns, std::function<void()> then) {
 }
 
 // Wrong bytes are in the last piece: of the state, in its master parameters.
+std::vector<uint8_t> FakeTier::WrongIn(const Block& block, uint8_t flipped) {
+  if (flipped == 0) return {};
+  std::vector<uint8_t> wrong(Scheduler::LayoutOf(block).pieces());
+  if (flipped & kPartState) wrong.back() |= 1 << kArrayMaster;
+  if (flipped & kPartGradient) wrong.back() |= 1 << kArrayGradient;
+  return wrong;
+}
+
 std::vector<uint8_t> FakeTier::Compare(const Op& op, const Block& block, const Buffer& buffer) {
   const bool with_gradient = op.kind() == MLPO_OP_UPDATE || op.kind() == MLPO_OP_WRITE_STATE;
   uint8_t flipped = buffer.flipped & block.filled & (with_gradient ? kPartState | kPartGradient : kPartState);
@@ -439,10 +449,7 @@ std::vector<uint8_t> FakeTier::Compare(const Op& op, const Block& block, const B
   const bool compared = (!(flipped & kPartState) || block.unchecked & kPartState) &&
                         (!(flipped & kPartGradient) || block.unchecked & kPartGradient);
   if (!compared) Violate(block.owner->Name() + " block " + std::to_string(block.index) + ": wrong bytes are used");
-  std::vector<uint8_t> wrong(Scheduler::LayoutOf(block).pieces());
-  if (flipped & kPartState) wrong.back() |= 1 << kArrayMaster;
-  if (flipped & kPartGradient) wrong.back() |= 1 << kArrayGradient;
-  return wrong;
+  return WrongIn(block, flipped);
 }
 
 void FakeTier::ChecksumsWrong(const Block& block, PathIndex, uint64_t pieces, bool again) {
@@ -450,16 +457,19 @@ void FakeTier::ChecksumsWrong(const Block& block, PathIndex, uint64_t pieces, bo
   if (!again) buffers_[block.buffer].read_again = pieces;  // one after another
 }
 
-void FakeTier::StartChecksums(Block& block, uint8_t parts) {
+void FakeTier::StartChecksums(Block& block, uint8_t check, uint8_t form) {
   const Outside outside(this);
   Use(block.buffer, Use::kWork);
   ++passes_;
+  std::vector<uint8_t> wrong = WrongIn(block, buffers_[block.buffer].flipped & check);
   const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
   Occupy(static_cast<int64_t>(std::min(1.0, part) * static_cast<double>(work_.block_ns)),
-         [this, index = block.buffer, parts, &block] {
+         [this, index = block.buffer, form, wrong = std::move(wrong), &block] {
            buffers_[index].use = Use::kIdle;
-           buffers_[index].summed |= (parts & kPartState ? kPartState : 0) | (parts & kPartGradient);
-           Call([&] { scheduler_->ChecksumsFormed(block, now_ns_); });
+           if (wrong.empty()) {
+             buffers_[index].summed |= (form & kPartState ? kPartState : 0) | (form & kPartGradient);
+           }
+           Call([&] { scheduler_->ChecksumsFormed(block, now_ns_, wrong); });
          });
 }
 

@@ -217,6 +217,7 @@ class FakeTier : public SchedulerActions {
   void Read(const Transfer& transfer, const File& file, bool again, Buffer* buffer);
   void Bring(const Transfer& transfer, const Stored& stored, bool again, Buffer* buffer);
   std::vector<uint8_t> Compare(const Op& op, const Block& block, const Buffer& buffer);
+  static std::vector<uint8_t> WrongIn(const Block& block, uint8_t flipped);
   void Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good);
   void CheckAlone(const Transfer& transfer);
   void Add(SessionId session, SubgroupSpec spec, const std::vector<uint64_t>& tensor_counts);
@@ -227,7 +228,7 @@ class FakeTier : public SchedulerActions {
 
   void StartTransfer(const Transfer& transfer) override;
   void StartBlockWork(const Op& op, Block& block) override;
-  void StartChecksums(Block& block, uint8_t parts) override;
+  void StartChecksums(Block& block, uint8_t check, uint8_t form) override;
   void ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) override;
   void StartStats(Op& op) override;
   Failure CopySteps(const Op&, std::vector<Tensor>&) override { return {}; }

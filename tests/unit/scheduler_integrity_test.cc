@@ -406,6 +406,51 @@ TEST_CASE("SchedulerIntegrity.ObjectsAreComparedToo") {
   CHECK(tier.violation() == "");
 }
 
+// A path that brings wrong bytes, twice, gets nothing new before a probe of it was good, as one whose reads fail.
+TEST_CASE("SchedulerIntegrity.APathThatIsWrongTwiceIsProbedBeforeItIsWrittenTo") {
+  FakeTier tier(MakeOptions(4, 2), std::vector<FakeTier::PathSpeed>(2));
+  tier.AddSubgroup(1, 1, {30 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  const Block* bad = nullptr;
+  for (const Block& block : tier.scheduler().FindSubgroup(1, 1)->blocks) {
+    if (block.state == BlockState::kAway && block.extent.path == 0) bad = &block;
+  }
+  REQUIRE(bad != nullptr);
+  const auto read = [&] {
+    const uint64_t request = tier.Submit(1, MLPO_OP_READ_STATE, 1, 0, MLPO_PART_STATE, bad->first, 1);
+    tier.RunUntilAnswered(request);
+    return tier.status(request);
+  };
+  FlipRead(tier, 1, false);
+  CHECK(read() == 0);
+  CHECK(PathOf(tier).state == "healthy");
+  tier.RunUntilQuiet();
+  for (SubgroupId id = 2; bad->state != BlockState::kAway; ++id) {  // others take its buffer
+    REQUIRE(id < 9);
+    tier.AddSubgroup(1, id, {8 * kBlock});
+    tier.WriteState(1, id, MLPO_PART_STATE);
+    tier.RunUntilQuiet();
+  }
+  FlipRead(tier, 1, true);
+  CHECK(read() == MLPO_E_IO);
+  CHECK(PathOf(tier).state == "suspect");
+  CHECK(PathOf(tier).error == EBADMSG);
+  const uint64_t writes = tier.counts(0).writes;
+  tier.AddSubgroup(1, 9, {20 * kBlock});
+  const uint64_t written = tier.WriteState(1, 9, MLPO_PART_STATE);
+  tier.SetFault(0, [](const Transfer& t) { return t.id == 0 ? EIO : 0; });
+  tier.RunUntilAnswered(written);
+  CHECK(tier.status(written) == 0);
+  CHECK(tier.counts(0).writes == writes);
+  tier.SetFault(0, nullptr);
+  tier.Wait(70'000'000'000);
+  CHECK(PathOf(tier).state == "healthy");
+  CHECK(read() == 0);
+  TrainStep(tier, 1, 1);
+  CHECK(tier.violation() == "");
+}
+
 // What is read again is in flight as anything else: a session that ends waits for it.
 TEST_CASE("SchedulerIntegrity.SessionsEndWhileABlockIsReadAgain") {
   FakeTier tier(MakeOptions(3, 1, kLarge), {{}});
