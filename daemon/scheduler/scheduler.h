@@ -375,6 +375,7 @@ class Scheduler {
   // Integrity: scheduler_integrity.cc
   static void NeedChecksums(Block& block);
   void FoundWrong(Block& block, std::vector<uint8_t> arrays);
+  static std::vector<uint8_t> StillWanted(const Block& block, std::vector<uint8_t> arrays);
   void ReadAgain(Block& block, std::vector<uint8_t> arrays);
   void ReadNextPiece(Block& block);
   void PieceRead(Block& block, int error);

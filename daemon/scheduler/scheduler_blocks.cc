@@ -171,6 +171,7 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns, std::vector<uint8_t>
       if (parts & (MLPO_PART_EXP_AVG | MLPO_PART_EXP_AVG_SQ)) block.nonzero |= kPartState;
     }
   }
+  if (block.nonzero == 0) ReleaseExtent(block);  // a gradient that has been discarded meanwhile
   SettleInMemory(block);
   BlockDone(op);
   MaybeGone(session);  // an object's work goes on when its session has ended

@@ -145,8 +145,10 @@ void Scheduler::DropGradient(Block& block) {
   block.summed &= ~kPartGradient;
   block.unchecked &= ~kPartGradient;
   block.grad_saved = false;
-  const bool moves = block.state == BlockState::kFlushing || block.state == BlockState::kFetching;
-  if (block.nonzero == 0 && !moves) {
+  // What moves, or what workers compare, may be read again: its extent goes when that has ended.
+  const bool in_use = block.state == BlockState::kFlushing || block.state == BlockState::kFetching ||
+                      block.state == BlockState::kWorking;
+  if (block.nonzero == 0 && !in_use) {
     SetAhead(block, false);  // while the extent's path still counts it
     ReleaseExtent(block);
   }

@@ -109,18 +109,33 @@ void Scheduler::FoundWrong(Block& block, std::vector<uint8_t> arrays) {
     SettleInMemory(block);
     return BlockDone(op);
   }
-  if (block.wrong == nullptr) return ReadAgain(block, std::move(arrays));
+  const std::vector<uint8_t> wanted = StillWanted(block, arrays);
+  const bool any = std::any_of(wanted.begin(), wanted.end(), [](uint8_t bits) { return bits != 0; });
+  const bool read_again = block.wrong != nullptr && !block.wrong->spans.empty();
+  if (any && !read_again) return ReadAgain(block, std::move(arrays));
+  if (block.wrong == nullptr) {
+    block.wrong = std::make_unique<WrongPieces>();
+    block.wrong->sequence = op.sequence;
+  }
   block.wrong->arrays = std::move(arrays);
-  Lose(block, 0);
+  any ? Lose(block, 0) : StartWork(block);
+}
+
+// What of these arrays the block still has: its gradient may have been discarded since workers compared it. What they
+// left alone is still to be done.
+std::vector<uint8_t> Scheduler::StillWanted(const Block& block, std::vector<uint8_t> arrays) {
+  for (uint8_t& bits : arrays) bits &= ArraysOf(block.unchecked);
+  return arrays;
 }
 
 void Scheduler::ReadAgain(Block& block, std::vector<uint8_t> arrays) {
   auto wrong = std::make_unique<WrongPieces>();
   const BlockLayout layout = LayoutOf(block);
+  const std::vector<uint8_t> wanted = StillWanted(block, arrays);
   uint64_t pieces = 0;
   for (const int array : {kArrayGradient, kArrayMaster, kArrayExpAvg, kArrayExpAvgSq}) {  // as they lie
-    for (uint32_t piece = 0; piece < arrays.size(); ++piece) {
-      if (!(arrays[piece] & 1 << array)) continue;
+    for (uint32_t piece = 0; piece < wanted.size(); ++piece) {
+      if (!(wanted[piece] & 1 << array)) continue;
       ++pieces;
       const ByteSpan span = layout.Piece(static_cast<BlockArray>(array), piece);
       std::vector<ByteSpan>& spans = wrong->spans;
@@ -149,7 +164,9 @@ void Scheduler::ReadNextPiece(Block& block) {
   ++paths_[block.extent.path].reads;
   Hold(block);
   const uint64_t turn = TakeTurn(block, block.extent.path, Direction::kRead);
-  Move(block, Direction::kRead, block.extent, 0, block.wrong->spans[block.wrong->next], turn);
+  const ByteSpan span = block.wrong->spans[block.wrong->next];
+  const uint8_t parts = span.first < LayoutOf(block).gradient_bytes ? kPartGradient : kPartState;
+  Move(block, Direction::kRead, block.extent, parts, span, turn);
 }
 
 // The work goes on even if its operation has failed meanwhile: as any that workers have, it is done to the end.
@@ -162,6 +179,7 @@ void Scheduler::PieceRead(Block& block, int error) {
   // all of it.
   block.wrong.reset();
   if (error != 0) return CannotBeRead(block, error);
+  if (block.nonzero == 0) ReleaseExtent(block);  // a gradient that has been discarded meanwhile
   if (block.want != nullptr) {
     if (block.want->failure.status == 0) return StartWork(block);
     Op& op = *std::exchange(block.want, nullptr);
@@ -221,6 +239,7 @@ void Scheduler::Lose(Block& block, int error) {
   Subgroup* const subgroup = block.owner->subgroup();
   const PathIndex from = block.extent.path;
   const std::unique_ptr<WrongPieces> wrong = std::move(block.wrong);
+  wrong->arrays = StillWanted(block, std::move(wrong->arrays));
   const std::vector<uint8_t>& arrays = wrong->arrays;
   const auto is_wrong = [](uint8_t bits) { return bits != 0; };
   const auto pieces = static_cast<uint64_t>(std::count_if(arrays.begin(), arrays.end(), is_wrong));

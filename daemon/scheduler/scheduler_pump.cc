@@ -384,9 +384,14 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     DropBuffer(block);
     return MaybeGone(*block.owner);
   }
-  if (result.error != 0) ++path.read_errors;
-  if (block.wrong != nullptr) return PieceRead(block, result.error);
-  if (result.error != 0) return CannotBeRead(block, result.error);
+  int error = result.error;
+  if (error != 0) ++path.read_errors;
+  if (error != 0 && (in_flight.parts & block.nonzero) == 0) {  // only a gradient that has been discarded meanwhile
+    ReadsFail(in_flight.extent.path, error);
+    error = 0;
+  }
+  if (block.wrong != nullptr) return PieceRead(block, error);
+  if (error != 0) return CannotBeRead(block, error);
   if (block.nonzero == 0) {  // a gradient that has been discarded meanwhile
     SetAhead(block, false);
     ReleaseExtent(block);

@@ -362,14 +362,12 @@ void FakeTier::EndTransfer(const Transfer& transfer) {
   const bool read = transfer.direction == Direction::kRead;
   (read ? path.counts.done_read_bytes : path.counts.done_written_bytes) += result.bytes;
   File& file = files_[{transfer.path, transfer.file}];
+  const bool again = read && buffer.read_again > 0;
+  buffer.read_again -= again;
   if (!read) {
     Write(transfer, &file, buffer, result.error == 0);
   } else if (result.error == 0) {
-    const bool again = buffer.read_again > 0;
-    buffer.read_again -= again;
     Read(transfer, file, again, &buffer);
-  } else {
-    buffer.read_again = 0;  // it is given up
   }
   if (on_transfer_end) on_transfer_end(transfer);
   Call([&] { scheduler_->TransferDone(result, now_ns_); });
@@ -454,7 +452,7 @@ std::vector<uint8_t> FakeTier::Compare(const Op& op, const Block& block, const B
 
 void FakeTier::ChecksumsWrong(const Block& block, PathIndex, uint64_t pieces, bool again) {
   wrong_checksums_.push_back({pieces, again});
-  if (!again) buffers_[block.buffer].read_again = pieces;  // one after another
+  buffers_[block.buffer].read_again = again ? 0 : pieces;  // one after another
 }
 
 void FakeTier::StartChecksums(Block& block, uint8_t check, uint8_t form) {

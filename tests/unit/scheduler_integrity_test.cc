@@ -377,6 +377,45 @@ TEST_CASE("SchedulerIntegrity.AReadingOfStateDoesNotVouchForTheGradient") {
   CHECK(tier.violation() == "");
 }
 
+// Workers have just found it wrong, or it is being read again, and that fails: nobody wants it any more, and the write
+// that needed the block goes on. If the gradient was all that the block had, its extent goes, too, but not before.
+TEST_CASE("SchedulerIntegrity.AWrongGradientMayBeDiscardedMeanwhile") {
+  const bool state = GENERATE(false, true);  // the block has some
+  const bool again = GENERATE(false, true);  // it is being read again
+  constexpr uint64_t kOf = 28672;
+  FakeTier tier(MakeOptions(3, 1, kOf), {{}});
+  tier.AddSubgroup(1, 1, {12 * kOf}, MLPO_BFLOAT16);
+  if (state) tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  tier.Grad(1, 1, 1);
+  tier.RunUntilQuiet();
+  const Block* away = nullptr;
+  for (const Block& block : tier.scheduler().FindSubgroup(1, 1)->blocks) {
+    if (block.state == BlockState::kAway && block.grad_saved) away = &block;
+  }
+  REQUIRE(away != nullptr);
+  FlipRead(tier, 1, false);  // what is asked first is the gradient
+  const uint64_t write = tier.Submit(1, MLPO_OP_WRITE_STATE, 1, 0, MLPO_PART_MASTER, away->first + 5, 3);
+  const auto reached = [&] { return again ? away->wrong != nullptr : away->state == BlockState::kWorking; };
+  while (!reached() && tier.Step()) {
+  }
+  REQUIRE(reached());
+  if (again) tier.SetFault(0, [](const Transfer& t) { return t.id != 0 && t.direction == Direction::kRead ? EIO : 0; });
+  const uint64_t discard = tier.Submit(1, MLPO_OP_DISCARD, 1, 0, 0, 0, 0);
+  tier.RunUntilAnswered(write);
+  CHECK(tier.status(discard) == 0);
+  CHECK(tier.status(write) == 0);
+  CHECK(PathOf(tier).checksum_mismatches == (again ? 1 : 0));
+  CHECK(PathOf(tier).checksum_errors == 0);
+  tier.SetFault(0, nullptr);
+  tier.RunUntilQuiet();
+  for (const Block& block : tier.scheduler().FindSubgroup(1, 1)->blocks) {
+    if (block.nonzero == 0) CHECK(block.extent.path == kNone);
+  }
+  for (uint32_t epoch = 1; epoch <= 2; ++epoch) TrainStep(tier, 1, epoch);
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("SchedulerIntegrity.ObjectsAreComparedToo") {
   FakeTier tier(MakeOptions(3, 1, kLarge), {{}});
   tier.AddSession(1);
