@@ -382,9 +382,10 @@ class Scheduler {
   void Lose(Block& block, int error);
   void TakeBackWrite(Block& block, const Forming& write);
   void MayNotMove(Block& block, std::vector<uint8_t> arrays);
-  Failure WhatIsLost(const Block& block, const WrongPieces& wrong, int error) const;
-  static void Doubt(Block& block);
+  Failure WhatIsLost(const Block& block, const std::vector<uint8_t>& wrong, int error) const;
+  static void Doubt(Block& block, uint8_t wrong);
   static void Believe(Block& block);
+  static void GiveUpGradient(Block& block);
   void GiveUp(Block& block, bool gradient);
   static Failure CheckDamage(const Op& op);
   static void Heal(Subgroup& subgroup);

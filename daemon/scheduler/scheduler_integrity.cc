@@ -14,8 +14,9 @@
 // What is wrong then, too, is lost: the operation fails. If nothing of the block has been changed, it is left as it is,
 // and the next operation tries again. If an UPDATE has changed other pieces of it, neither its extent nor its buffer is
 // whole: it is damaged, and its subgroup torn. From the first loss on it is known what of the subgroup is written; a
-// WRITE_STATE does not fail any more for what it finds, but gives up what it cannot keep; and when all of the state has
-// been written, the subgroup is whole.
+// WRITE_STATE of all three parts does not fail any more for what it finds, but gives up what it cannot keep; and when
+// all of the state has been written, the subgroup is whole. A WRITE_STATE of one part cannot make it whole, and so
+// fails as the first one did. A gradient that alone is wrong is given up by either, and the state stays.
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
@@ -38,6 +39,13 @@ std::string NamesOf(uint8_t arrays) {
     if (arrays & 1 << i) names += (names.empty() ? "" : ", ") + std::string(kBlockArrayNames[i]);
   }
   return names;
+}
+
+// In any piece.
+uint8_t AllOf(const std::vector<uint8_t>& arrays) {
+  uint8_t all = 0;
+  for (const uint8_t bits : arrays) all |= bits;
+  return all;
 }
 
 }  // namespace
@@ -199,7 +207,7 @@ void Scheduler::MayNotMove(Block& block, std::vector<uint8_t> arrays) {
   const auto pieces = static_cast<uint64_t>(std::count_if(arrays.begin(), arrays.end(), is_wrong));
   ++paths_[from].checksum_errors;
   actions_->ChecksumsWrong(block, from, pieces, true);
-  if (block.owner->subgroup() != nullptr) Doubt(block);
+  if (block.owner->subgroup() != nullptr) Doubt(block, AllOf(arrays));
   CannotLeave(block);
   ForgetRead(block);
   ReadsFail(from, EBADMSG);
@@ -208,18 +216,16 @@ void Scheduler::MayNotMove(Block& block, std::vector<uint8_t> arrays) {
 // ---- What is lost ----
 
 // `error`: of reading it again; 0: it could be read, and is wrong.
-Failure Scheduler::WhatIsLost(const Block& block, const WrongPieces& wrong, int error) const {
-  uint8_t arrays = 0;
+Failure Scheduler::WhatIsLost(const Block& block, const std::vector<uint8_t>& wrong, int error) const {
   uint64_t first = kNone, last = 0;  // pieces
-  for (uint64_t piece = 0; piece < wrong.arrays.size(); ++piece) {
-    if (wrong.arrays[piece] == 0) continue;
-    arrays |= wrong.arrays[piece];
+  for (uint64_t piece = 0; piece < wrong.size(); ++piece) {
+    if (wrong[piece] == 0) continue;
     first = std::min(first, piece);
     last = piece;
   }
   const PathIndex from = block.extent.path;
   const bool object = block.owner->object() != nullptr;
-  std::string text = (object ? "" : NamesOf(arrays) + " in ") + "block " + std::to_string(block.index) + " of " +
+  std::string text = (object ? "" : NamesOf(AllOf(wrong)) + " in ") + "block " + std::to_string(block.index) + " of " +
                      block.owner->Name() + " is not what was written to path '" + options_.path_names[from] + "'";
   text += error == 0 ? " (wrong checksum, read twice)"
                      : " (wrong checksum; reading it again: " + std::generic_category().message(error) + ")";
@@ -238,23 +244,29 @@ void Scheduler::Lose(Block& block, int error) {
   Op& op = *block.want;
   Subgroup* const subgroup = block.owner->subgroup();
   const PathIndex from = block.extent.path;
-  const std::unique_ptr<WrongPieces> wrong = std::move(block.wrong);
-  wrong->arrays = StillWanted(block, std::move(wrong->arrays));
-  const std::vector<uint8_t>& arrays = wrong->arrays;
+  const std::vector<uint8_t> arrays = StillWanted(block, block.wrong->arrays);
   const auto is_wrong = [](uint8_t bits) { return bits != 0; };
   const auto pieces = static_cast<uint64_t>(std::count_if(arrays.begin(), arrays.end(), is_wrong));
   ++paths_[from].checksum_errors;
   actions_->ChecksumsWrong(block, from, pieces, true);
   const bool known = subgroup != nullptr && (subgroup->torn || subgroup->damaged > 0);
-  if (subgroup != nullptr) Doubt(block);
+  const uint8_t lost = AllOf(arrays);
+  if (subgroup != nullptr) Doubt(block, lost);
   ReadsFail(from, error != 0 ? error : EBADMSG);
   // On the way to having all of it written. What could not be read may yet be right.
   if (known && error == 0 && op.kind() == MLPO_OP_WRITE_STATE) {
-    const auto has_gradient = [](uint8_t bits) { return (bits & 1 << kArrayGradient) != 0; };
-    GiveUp(block, std::none_of(arrays.begin(), arrays.end(), has_gradient));
-    return StartWork(block);
+    if (lost == 1 << kArrayGradient) {
+      GiveUpGradient(block);
+      return StartWork(block);  // on the pieces that were left alone for it: those that are done are changed
+    }
+    if (op.request.submission.arg == MLPO_PART_STATE) {
+      block.wrong.reset();
+      GiveUp(block, !(lost & 1 << kArrayGradient));
+      return StartWork(block);
+    }
   }
-  Failure failure = WhatIsLost(block, *wrong, error);
+  Failure failure = WhatIsLost(block, arrays, error);
+  block.wrong.reset();
   block.want = nullptr;
   if (op.kind() == MLPO_OP_UPDATE && pieces < arrays.size()) {
     // Some of it is of the new epoch, some is lost: nothing of it is worth keeping.
@@ -268,11 +280,13 @@ void Scheduler::Lose(Block& block, int error) {
   BlockDone(op);
 }
 
-// From here on it is known what is written of the subgroup: once that is all, it is whole.
-void Scheduler::Doubt(Block& block) {
-  if (block.doubtful || block.damaged) return;
+// From here on it is known what is written of the subgroup: once that is all, it is whole. What of the block had been
+// written, with state that is wrong now, does not count.
+void Scheduler::Doubt(Block& block, uint8_t wrong) {
   Subgroup& subgroup = *block.owner->subgroup();
   if (!subgroup.torn && subgroup.damaged == 0) subgroup.torn_written.Clear();
+  if (wrong & ArraysOf(kPartState)) subgroup.torn_written.Remove(block.first, block.count);
+  if (block.doubtful || block.damaged) return;
   ++subgroup.damaged;
   block.doubtful = true;
 }
@@ -283,16 +297,24 @@ void Scheduler::Believe(Block& block) {
   block.doubtful = false;
 }
 
+// A kept one, of a block that has a buffer and is in no list: what needs it fails until it is discarded.
+void Scheduler::GiveUpGradient(Block& block) {
+  Subgroup& subgroup = *block.owner->subgroup();
+  if (subgroup.grad_lost.status == 0) {
+    subgroup.grad_lost = Fail(MLPO_E_IO, "the gradient of block " + std::to_string(block.index) + " of " +
+                                             subgroup.Name() + " was lost to a wrong checksum, discard it");
+  }
+  block.nonzero &= ~kPartGradient;
+  block.filled &= ~kPartGradient;
+  block.summed &= ~kPartGradient;
+  block.unchecked &= ~kPartGradient;
+  block.grad_saved = false;
+}
+
 // Of a block that has a buffer and is in no list: its state goes, and without `gradient` a kept gradient, too.
 void Scheduler::GiveUp(Block& block, bool gradient) {
   Subgroup& subgroup = *block.owner->subgroup();
-  if (!gradient && block.nonzero & kPartGradient) {
-    if (subgroup.grad_lost.status == 0) {
-      subgroup.grad_lost = Fail(MLPO_E_IO, "the gradient of block " + std::to_string(block.index) + " of " +
-                                               subgroup.Name() + " was lost to a wrong checksum, discard it");
-    }
-    block.nonzero &= ~kPartGradient;
-  }
+  if (!gradient && block.nonzero & kPartGradient) GiveUpGradient(block);
   ReleaseExtent(block);
   block.nonzero &= kPartGradient;
   block.filled &= block.nonzero;

@@ -301,6 +301,109 @@ TEST_CASE("SchedulerIntegrity.WhatIsLostWhileAllIsWrittenMustBeWrittenAgain") {
   CHECK(tier.violation() == "");
 }
 
+// So is what had been written as a whole, and was wrong when it was read once more.
+TEST_CASE("SchedulerIntegrity.WhatIsReadWrongWhileAllIsWrittenMustBeWrittenAgain") {
+  FakeTier tier(MakeOptions(3, 1), {{}});
+  tier.AddSubgroup(1, 1, {12 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  const Subgroup& subgroup = *tier.scheduler().FindSubgroup(1, 1);
+  const auto state = [&](uint16_t op, uint64_t first, uint64_t end) {
+    const uint64_t request = tier.Submit(1, op, 1, 0, MLPO_PART_STATE, first, end - first);
+    tier.RunUntilQuiet();
+    return tier.status(request);
+  };
+  const auto read = [&](uint64_t block) { return state(MLPO_OP_READ_STATE, block * kBlock, (block + 1) * kBlock); };
+  for (uint64_t block = 0; block < 4; ++block) REQUIRE(read(block) == 0);
+  tier.SetFlip(0, [](const Transfer&, bool) { return true; });
+  REQUIRE(read(11) == MLPO_E_IO);
+  tier.SetFlip(0, nullptr);
+  CHECK(state(MLPO_OP_WRITE_STATE, 0, 5 * kBlock) == 0);
+  for (uint64_t block = 6; block < 11; ++block) REQUIRE(read(block) == 0);
+  REQUIRE(subgroup.blocks[4].state == BlockState::kAway);
+  tier.SetFlip(0, [](const Transfer&, bool) { return true; });
+  CHECK(read(4) == MLPO_E_IO);
+  tier.SetFlip(0, nullptr);
+  CHECK(state(MLPO_OP_WRITE_STATE, 5 * kBlock, 12 * kBlock) == 0);
+  CHECK(subgroup.damaged == 1);
+  CHECK(state(MLPO_OP_WRITE_STATE, 4 * kBlock, 5 * kBlock) == 0);
+  CHECK(subgroup.damaged == 0);
+  for (uint32_t epoch = 1; epoch <= 2; ++epoch) TrainStep(tier, 1, epoch);
+  CHECK(tier.violation() == "");
+}
+
+// Writing one part of a block does not make it whole: what is there of the others stays, as it may be right yet.
+TEST_CASE("SchedulerIntegrity.AWriteOfOnePartGivesUpNothing") {
+  FakeTier tier(MakeOptions(3, 1), {{}});
+  tier.AddSubgroup(1, 1, {12 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  std::vector<const Block*> away;
+  for (const Block& block : tier.scheduler().FindSubgroup(1, 1)->blocks) {
+    if (block.state == BlockState::kAway) away.push_back(&block);
+  }
+  REQUIRE(away.size() >= 2);
+  const auto state = [&](uint16_t op, uint32_t parts, const Block& block) {
+    const uint64_t request = tier.Submit(1, op, 1, 0, parts, block.first + 5, 7);
+    tier.RunUntilQuiet();
+    return tier.status(request);
+  };
+  tier.SetFlip(0, [](const Transfer&, bool) { return true; });
+  CHECK(state(MLPO_OP_READ_STATE, MLPO_PART_STATE, *away[0]) == MLPO_E_IO);
+  for (int i = 0; i < 2; ++i) {
+    CHECK(state(MLPO_OP_WRITE_STATE, MLPO_PART_MASTER, *away[1]) == MLPO_E_IO);
+    CHECK_FALSE(away[1]->damaged);
+  }
+  tier.SetFlip(0, nullptr);
+  CHECK(state(MLPO_OP_READ_STATE, MLPO_PART_STATE, *away[1]) == 0);
+  CHECK(state(MLPO_OP_WRITE_STATE, MLPO_PART_MASTER, *away[1]) == 0);
+  for (uint32_t epoch = 1; epoch <= 2; ++epoch) TrainStep(tier, 1, epoch);
+  CHECK(tier.violation() == "");
+}
+
+// The state beside it has been compared, and is right.
+TEST_CASE("SchedulerIntegrity.AWriteGivesUpAGradientThatAloneIsWrong") {
+  constexpr uint64_t kOf = 28672;
+  FakeTier tier(MakeOptions(3, 1, kOf), {{}});
+  tier.AddSubgroup(1, 1, {12 * kOf}, MLPO_BFLOAT16);
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  tier.Grad(1, 1, 1);
+  tier.RunUntilQuiet();
+  std::vector<const Block*> away;
+  for (const Block& block : tier.scheduler().FindSubgroup(1, 1)->blocks) {
+    if (block.state == BlockState::kAway && block.grad_saved) away.push_back(&block);
+  }
+  REQUIRE(away.size() >= 2);
+  const auto state = [&](uint16_t op, uint32_t parts, const Block& block) {
+    const uint64_t request = tier.Submit(1, op, 1, 0, parts, block.first + 5, 7);
+    tier.RunUntilQuiet();
+    return tier.status(request);
+  };
+  tier.SetFlip(0, [](const Transfer&, bool) { return true; });
+  REQUIRE(state(MLPO_OP_READ_STATE, MLPO_PART_STATE, *away[0]) == MLPO_E_IO);
+  // Of the read of both, the gradient is asked about first.
+  tier.SetFlip(0, [at = 4096 + away[1]->extent.offset, asked = 0](const Transfer& t, bool again) mutable {
+    return again ? t.buffer_offset == 0 : t.offset == at && ++asked == 1;
+  });
+  CHECK(state(MLPO_OP_WRITE_STATE, GENERATE(uint32_t{MLPO_PART_MASTER}, uint32_t{MLPO_PART_STATE}), *away[1]) == 0);
+  CHECK(PathOf(tier).checksum_errors == 2);
+  CHECK_FALSE(away[1]->damaged);
+  tier.SetFlip(0, nullptr);
+  CHECK(state(MLPO_OP_READ_STATE, MLPO_PART_STATE, *away[1]) == 0);
+
+  // Not without its gradient.
+  const uint64_t update = tier.Update(1, 1, 1);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(update) == MLPO_E_IO);
+  CHECK(tier.completion(update).failure.text.find("the gradient of block " + std::to_string(away[1]->index)) == 0);
+  CHECK(tier.updates() == 0);
+  CHECK(tier.status(tier.Submit(1, MLPO_OP_DISCARD, 1, 0, 0, 0, 0)) == 0);
+  for (uint32_t epoch = 1; epoch <= 2; ++epoch) TrainStep(tier, 1, epoch);
+  CHECK(tier.scheduler().FindSubgroup(1, 1)->damaged == 0);
+  CHECK(tier.violation() == "");
+}
+
 // The first one to find out is told, whatever it wants; what it found may have been the way, and the bytes be there
 // yet.
 TEST_CASE("SchedulerIntegrity.AWriteThatFindsOutFailsAndLeavesTheBlockAsItIs") {
