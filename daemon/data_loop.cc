@@ -407,13 +407,13 @@ void DataLoop::StartChecksums(Block& block, uint8_t check, uint8_t form) {
 
 void DataLoop::ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) {
   uint64_t suppressed = 0;  // clients can ask for what is lost as often as they like
-  if (!(again ? lost_blocks_ : wrong_checksums_).Allow(NowNs(), &suppressed)) return;
+  if (!(again ? wrong_again_ : wrong_checksums_).Allow(NowNs(), &suppressed)) return;
   const Subgroup* subgroup = block.owner->subgroup();
   const std::string name = subgroup == nullptr ? block.owner->Name() : "subgroup " + std::to_string(subgroup->spec.id);
   spdlog::log(again ? spdlog::level::err : spdlog::level::warn,
               "event={} path={} session={} of=\"{}\" block={} file_offset={} pieces={} suppressed={}",
-              again ? "block_lost" : "wrong_checksum", scheduler_.PathName(path), block.owner->session->id, name,
-              block.index, Path::kFileHeaderBytes + block.extent.offset, pieces, suppressed);
+              again ? "wrong_checksum_again" : "wrong_checksum", scheduler_.PathName(path), block.owner->session->id,
+              name, block.index, Path::kFileHeaderBytes + block.extent.offset, pieces, suppressed);
 }
 
 void DataLoop::StartStats(Op& op) {

@@ -166,7 +166,7 @@ class DataLoop : private SchedulerActions {
 
   int64_t next_tick_ns_ = 0;
   int64_t next_trace_ns_ = 0;  // of the pool
-  RateLimit wrong_checksums_{kNsPerS}, lost_blocks_{kNsPerS};
+  RateLimit wrong_checksums_{kNsPerS}, wrong_again_{kNsPerS};
   uint64_t lost_wakeups_ = 0;
   bool lent_ = false;  // buffers are, from LendBuffers to the calibration's end
   std::unique_ptr<Calibration> calibration_;

@@ -147,7 +147,13 @@ inline Object* Op::object() const { return owner->object(); }
 struct Subgroup : BlockOwner {
   Subgroup(Session* s, SubgroupSpec p) : BlockOwner(s), spec(std::move(p)), window(spec.numel, &spec.tensors) {}
   Subgroup* subgroup() override { return this; }
-  std::string Name() const override { return "subgroup '" + spec.key + "'"; }
+  // A long key is cut in the middle: messages are short, and end with what to do.
+  std::string Name() const override {
+    constexpr size_t kMost = 40, kEnd = 19;
+    const std::string& key = spec.key;
+    const std::string shown = key.size() <= kMost ? key : key.substr(0, kEnd) + ".." + key.substr(key.size() - kEnd);
+    return "subgroup '" + shown + "'";
+  }
 
   SubgroupSpec spec;
   Window window;           // borrows spec.tensors

@@ -382,7 +382,7 @@ class Scheduler {
   void Lose(Block& block, int error);
   void TakeBackWrite(Block& block, const Forming& write);
   void MayNotMove(Block& block, std::vector<uint8_t> arrays);
-  Failure WhatIsLost(const Block& block, const std::vector<uint8_t>& wrong, int error) const;
+  Failure WhatIsLost(const Block& block, const std::vector<uint8_t>& wrong, int error, bool changed) const;
   static void Doubt(Block& block, uint8_t wrong);
   static void Believe(Block& block);
   static void GiveUpGradient(Block& block);

@@ -215,8 +215,8 @@ void Scheduler::MayNotMove(Block& block, std::vector<uint8_t> arrays) {
 
 // ---- What is lost ----
 
-// `error`: of reading it again; 0: it could be read, and is wrong.
-Failure Scheduler::WhatIsLost(const Block& block, const std::vector<uint8_t>& wrong, int error) const {
+// `error`: of reading it again; 0: it could be read, and is wrong. `changed`: other pieces of it have been.
+Failure Scheduler::WhatIsLost(const Block& block, const std::vector<uint8_t>& wrong, int error, bool changed) const {
   uint64_t first = kNone, last = 0;  // pieces
   for (uint64_t piece = 0; piece < wrong.size(); ++piece) {
     if (wrong[piece] == 0) continue;
@@ -225,11 +225,14 @@ Failure Scheduler::WhatIsLost(const Block& block, const std::vector<uint8_t>& wr
   }
   const PathIndex from = block.extent.path;
   const bool object = block.owner->object() != nullptr;
-  std::string text = (object ? "" : NamesOf(AllOf(wrong)) + " in ") + "block " + std::to_string(block.index) + " of " +
+  const uint8_t arrays = AllOf(wrong);
+  std::string text = (object ? "" : NamesOf(arrays) + " in ") + "block " + std::to_string(block.index) + " of " +
                      block.owner->Name() + " is not what was written to path '" + options_.path_names[from] + "'";
-  text += error == 0 ? " (wrong checksum, read twice)"
-                     : " (wrong checksum; reading it again: " + std::generic_category().message(error) + ")";
-  if (!object) text += ": restore a checkpoint, or write all of its state";
+  text += error == 0 ? " (wrong checksum)" : " (wrong checksum, then " + std::generic_category().message(error) + ")";
+  if (!object) {
+    const bool state_is_whole = arrays == 1 << kArrayGradient && !changed;
+    text += state_is_whole ? ": repeat it, or discard the gradient" : ": restore it, or write all of its state";
+  }
   Failure failure = Fail(MLPO_E_IO, std::move(text));
   failure.os_errno = error != 0 ? error : EBADMSG;  // as file systems say it
   failure.block = block.index;
@@ -265,11 +268,11 @@ void Scheduler::Lose(Block& block, int error) {
       return StartWork(block);
     }
   }
-  Failure failure = WhatIsLost(block, arrays, error);
+  const bool changed = op.kind() == MLPO_OP_UPDATE && pieces < arrays.size();
+  Failure failure = WhatIsLost(block, arrays, error, changed);
   block.wrong.reset();
   block.want = nullptr;
-  if (op.kind() == MLPO_OP_UPDATE && pieces < arrays.size()) {
-    // Some of it is of the new epoch, some is lost: nothing of it is worth keeping.
+  if (changed) {  // some of it is of the new epoch, some is lost: nothing of it is worth keeping
     op.updated_any = true;
     GiveUp(block, false);
     DropBuffer(block);
@@ -301,8 +304,9 @@ void Scheduler::Believe(Block& block) {
 void Scheduler::GiveUpGradient(Block& block) {
   Subgroup& subgroup = *block.owner->subgroup();
   if (subgroup.grad_lost.status == 0) {
-    subgroup.grad_lost = Fail(MLPO_E_IO, "the gradient of block " + std::to_string(block.index) + " of " +
-                                             subgroup.Name() + " was lost to a wrong checksum, discard it");
+    subgroup.grad_lost =
+        Fail(MLPO_E_IO, "the gradient of block " + std::to_string(block.index) + " of " + subgroup.Name() +
+                            " was lost to a wrong checksum: discard it, or, if torn, write all of its state");
   }
   block.nonzero &= ~kPartGradient;
   block.filled &= ~kPartGradient;
@@ -334,9 +338,8 @@ Failure Scheduler::CheckDamage(const Op& op) {
   for (const Block& block : subgroup.blocks) {
     const bool read = submission.first < block.first + block.count && block.first < submission.first + submission.count;
     if (!block.damaged || (op.kind() == MLPO_OP_READ_STATE && !read)) continue;
-    Failure failure =
-        Fail(MLPO_E_IO, "block " + std::to_string(block.index) + " of " + subgroup.Name() +
-                            " was lost to a wrong checksum: restore a checkpoint, or write all of its state");
+    Failure failure = Fail(MLPO_E_IO, "block " + std::to_string(block.index) + " of " + subgroup.Name() +
+                                          " was lost to a wrong checksum: restore it, or write all of its state");
     failure.os_errno = EBADMSG;
     failure.block = block.index;
     failure.first = block.first;

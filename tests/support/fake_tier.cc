@@ -95,7 +95,7 @@ void FakeTier::Add(SessionId session, SubgroupSpec spec, const std::vector<uint6
   if (!std::exchange(known_[session], true)) {
     scheduler_->SetFiles(session, std::vector<FileId>(paths_.size(), FileOf(session)));
   }
-  spec.key = "subgroup" + std::to_string(spec.id);
+  spec.key = key + std::to_string(spec.id);
   for (uint64_t count : tensor_counts) {
     spec.tensors.push_back({"tensor" + std::to_string(spec.tensors.size()), spec.numel, count, 0});
     spec.numel += count;

@@ -161,7 +161,8 @@ class FakeTier : public SchedulerActions {
   // In order of their work: (subgroup, block).
   const std::vector<std::pair<SubgroupId, uint32_t>>& worked() const { return worked_; }
 
-  double chunk_sum = 1;  // what statistics say of a chunk
+  std::string key = "subgroup";  // of those to come, with their number behind it
+  double chunk_sum = 1;          // what statistics say of a chunk
   bool chunk_finite = true;
   Failure room_failure;         // of every MakeRoom
   std::vector<uint64_t> rooms;  // bytes that were asked for

@@ -185,6 +185,23 @@ TEST_CASE("SchedulerIntegrity.ABlockThatStaysWrongTearsItsSubgroup") {
   CHECK(tier.violation() == "");
 }
 
+// Records of errors are short: the key is what is cut, not what to do.
+TEST_CASE("SchedulerIntegrity.WithALongKeyItIsSaidWhatToDo") {
+  FakeTier tier(MakeOptions(3, 1, kLarge), {{}});
+  tier.key = std::string(240, 'k');
+  PutAway(tier, 8);
+  FlipRead(tier, 3, true);
+  const uint64_t update = tier.Update(1, 1, 1);
+  tier.RunUntilQuiet();
+  REQUIRE(tier.status(update) == MLPO_E_IO);
+  const std::string& text = tier.completion(update).failure.text;
+  CAPTURE(text);
+  CHECK(text.size() < sizeof mlpo_error_record::text);
+  CHECK(text.find("of subgroup 'kkkk") != std::string::npos);
+  CHECK(text.find("k1' is not what was written to path 'path' (wrong checksum)") != std::string::npos);
+  CHECK(text.find(": restore it, or write all of its state; the subgroup is torn") != std::string::npos);
+}
+
 // Blocks of one piece: nothing of the bad one has been changed, so that the same update may find it well.
 TEST_CASE("SchedulerIntegrity.ABlockOfWhichNothingWasChangedMayBeTriedAgain") {
   FakeTier tier(MakeOptions(4, 1), {{}});
@@ -437,12 +454,21 @@ TEST_CASE("SchedulerIntegrity.KeptGradientsAreComparedToo") {
   tier.RunUntilQuiet();
   tier.Grad(1, 1, 1);
   tier.RunUntilQuiet();
-  // A read that brings both calls first for the gradient: the first call of the fourth read or so.
-  FlipRead(tier, 7, twice);
+  // Of a read that brings both, the gradient is asked about first.
+  tier.SetFlip(0, [twice, asked = 0](const Transfer& t, bool again) mutable {
+    return again ? twice : t.buffer_offset == 0 && ++asked == 1;
+  });
   const uint64_t update = tier.Update(1, 1, 1);
   tier.RunUntilQuiet();
   CHECK(tier.status(update) == (twice ? MLPO_E_IO : 0));
-  if (twice) CHECK(tier.completion(update).failure.os_errno == EBADMSG);
+  CHECK(PathOf(tier).checksum_mismatches == 1);
+  if (twice) {
+    const Failure& failure = tier.completion(update).failure;
+    CAPTURE(failure.text);
+    CHECK(failure.os_errno == EBADMSG);
+    CHECK(failure.text.find("gradient in block " + std::to_string(failure.block) + " of subgroup") == 0);
+    CHECK(failure.text.find(": repeat it, or discard the gradient") != std::string::npos);
+  }
   tier.SetFlip(0, nullptr);
   if (twice) {
     const uint64_t same = tier.Update(1, 1, 1);
