@@ -34,6 +34,8 @@ constexpr uint64_t kNoCapacity = std::numeric_limits<uint64_t>::max();
 struct StateFile {
   std::shared_ptr<const UniqueFd> fd;  // shared with AvailableBytes while it asks; the last one closes it
   FileOwner owner;
+  dev_t device = 0;  // where it is, to know it by when it is closed
+  ino_t inode = 0;   // 0: not known
   uint64_t reserved_bytes = 0;
   bool allocated = true;  // false: the file system has no fallocate; what is not written yet is only promised
 };
@@ -127,15 +129,14 @@ Result<UniqueFd> Path::Impl::TryStateFile(int folder_fd, const FileOwner& owner,
   return error != 0 ? PathError(error, "writing the header of", name) : checked;
 }
 
-// Whether what has the name of a file of ours is that file: the one that we have open, or, as some file systems number
-// files anew, one with the same header. Anything else was put there by somebody else.
+// Whether what has the name of a file of ours is that file: the one that we made, or, as some file systems number files
+// anew, one with the same header. Anything else was put there by somebody else.
 Status Path::Impl::IsOurs(int folder_fd, const StateFile& file) const {
   const std::string name = FileName(file.owner);
-  struct stat open_file, named_file;
-  if (::fstat(file.fd->get(), &open_file) != 0 ||
-      ::fstatat(folder_fd, kStateFile, &named_file, AT_SYMLINK_NOFOLLOW) != 0)
+  struct stat named_file;
+  if (::fstatat(folder_fd, kStateFile, &named_file, AT_SYMLINK_NOFOLLOW) != 0)
     return PathError(errno, "looking at", name);
-  if (open_file.st_dev == named_file.st_dev && open_file.st_ino == named_file.st_ino) return Status();
+  if (file.inode != 0 && file.device == named_file.st_dev && file.inode == named_file.st_ino) return Status();
   Status found(-EPERM, "it is no regular file");
   if (S_ISREG(named_file.st_mode)) {
     const UniqueFd there(::openat(folder_fd, kStateFile, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
@@ -144,7 +145,8 @@ Status Path::Impl::IsOurs(int folder_fd, const StateFile& file) const {
   return found.Within(name + " has been replaced by something that is not ours and stays");
 }
 
-// The file and its folders. Folders that others still use stay, and so does a file that others have put there.
+// The file and its folders. Folders that others still use stay, and so does a file that others have put there. The file
+// is closed before: of one that is open NFS would leave another in the folder, which then could not be removed.
 Status Path::Impl::Unlink(const StateFile& file) const {
   const FileOwner& owner = file.owner;
   constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
@@ -236,8 +238,8 @@ Path::~Path() {
   if (impl_ == nullptr) return;
   // Working state lives as long as its session; what is left here belongs to sessions that end with us.
   for (auto& [id, file] : impl_->files) {
-    const Status removed = impl_->Unlink(file);
     file.fd.reset();
+    const Status removed = impl_->Unlink(file);
     if (!removed.ok()) spdlog::warn("event=scratch_left path={} error=\"{}\"", name_, removed.message());
   }
 }
@@ -339,6 +341,10 @@ Result<FileId> Path::CreateFile(const FileOwner& owner) {
     return fd.status();
   }
   StateFile file;
+  if (struct stat st; ::fstat(fd->get(), &st) == 0) {  // else its header says whose it is
+    file.device = st.st_dev;
+    file.inode = st.st_ino;
+  }
   file.fd = std::make_shared<const UniqueFd>(std::move(*fd));
   file.owner = owner;
   std::lock_guard lock(impl_->mutex);
@@ -412,9 +418,8 @@ Status Path::RemoveFile(FileId id) {
     impl_->files.erase(found);
     impl_->reserved_bytes -= file.reserved_bytes;
   }
-  const Status removed = impl_->Unlink(file);
-  file.fd.reset();  // the last reference: here the space comes free
-  return removed;
+  file.fd.reset();
+  return impl_->Unlink(file);
 }
 
 int Path::descriptor(FileId id) const {

@@ -1,5 +1,6 @@
 // A path's state files: header, space, removal, and what clean-up leaves alone.
 #include <fcntl.h>
+#include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -203,6 +204,30 @@ TEST_CASE("Path.RemoveFileLeavesNothingAndNumbersAreNotReused") {
   CHECK(*c != *b);
   path.reset();
   CHECK_FALSE(fs::exists(NodeFolder(folder) + "/1000-job"));
+}
+
+// On NFS a file that is unlinked while it is open stays in its folder under another name.
+TEST_CASE("Path.AFileIsClosedBeforeItIsRemoved") {
+  const bool at_end = GENERATE(false, true);  // of the path, or of the session
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  const UniqueFd watch(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  REQUIRE(watch);
+  // Of the file itself, whatever its name: unlinking changes its number of links.
+  const std::string name = NodeFolder(folder) + "/1000-job/3-7/state";
+  REQUIRE(::inotify_add_watch(watch.get(), name.c_str(), IN_CLOSE_WRITE | IN_ATTRIB | IN_DELETE_SELF) >= 0);
+  if (at_end) {
+    path.reset();
+  } else {
+    CHECK(path->RemoveFile(*file).ok());
+  }
+  CHECK_FALSE(fs::exists(name));
+  alignas(inotify_event) char events[4096];
+  const ssize_t bytes = ::read(watch.get(), events, sizeof events);
+  REQUIRE(bytes >= static_cast<ssize_t>(sizeof(inotify_event)));
+  CHECK(reinterpret_cast<const inotify_event*>(events)->mask == IN_CLOSE_WRITE);
 }
 
 TEST_CASE("Path.SameOwnerTwiceIsRefusedAndTheFirstStays") {
