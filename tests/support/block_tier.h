@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -87,8 +88,8 @@ class BlockTier : private SchedulerActions {
 
   // ---- Operations ----
 
-  // Gradients and parameters share a slot, as BF16, which the test writes and reads.
-  void AddSubgroup(SubgroupId id, uint64_t numel, bool keep_gradients = false) {
+  // Gradients and parameters share a slot, as BF16, which the test writes and reads. `kept_as`: as SubgroupSpec's.
+  void AddSubgroup(SubgroupId id, uint64_t numel, std::optional<mlpo_dtype> kept_as = std::nullopt) {
     Bytes& slot = slots_[id];
     slot.resize(2 * numel);
     SubgroupSpec spec;
@@ -98,7 +99,7 @@ class BlockTier : private SchedulerActions {
     spec.numel = numel;
     spec.tensors = {{"tensor", 0, numel, 0}};
     spec.grad = spec.param = slot.data();
-    if (keep_gradients) spec.kept_as = MLPO_BFLOAT16;
+    spec.kept_as = kept_as;
     scheduler_->AddSubgroup(kSession, spec);
     Need(12 * numel);
   }

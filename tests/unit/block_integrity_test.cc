@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "daemon/base/unique_fd.h"
 #include "daemon/io/io_faults.h"
 #include "tests/support/block_tier.h"
 #include "tests/unit/adam_arrays.h"
@@ -92,8 +93,8 @@ void CheckState(BlockTier& tier, const Model& model) {
   CHECK(SameBits(parts, model.State(0, kNumel)));
 }
 
-void Begin(BlockTier& tier, const Model& model, bool keep_gradients = false) {
-  tier.AddSubgroup(1, kNumel, keep_gradients);
+void Begin(BlockTier& tier, const Model& model, std::optional<mlpo_dtype> kept_as = std::nullopt) {
+  tier.AddSubgroup(1, kNumel, kept_as);
   REQUIRE(tier.WriteState(1, 0, model.State(0, kNumel)).failure.status == 0);
   tier.Settle();
 }
@@ -142,6 +143,15 @@ class FlipOnTheWay : public IoFaults {
  private:
   std::atomic<uint64_t> offset_{0};  // of the byte; 0: none
   std::atomic<int> bit_{0};
+};
+
+class TwoFlipsOnTheWay : public IoFaults {
+ public:
+  FlipOnTheWay one, other;
+  void DataRead(uint64_t at, std::byte* data, size_t bytes) override {
+    one.DataRead(at, data, bytes);
+    other.DataRead(at, data, bytes);
+  }
 };
 
 }  // namespace
@@ -263,6 +273,35 @@ TEST_CASE("BlockIntegrity.MasterParametersThatAreZeroAreComparedWithTheMoments")
 
 // A write that never arrived: the extent has what was there before, with all its bits.
 TEST_CASE("C10_OldContentOfAnExtentIsNotGivenOut") {
+  constexpr uint64_t kExtentBytes = 3 * kPartBytes;
+  Model model(1);
+  BlockTier tier(SetupFor("auto"));
+  Begin(tier, model);
+  const UniqueFd fd(::open(tier.StateFile().c_str(), O_RDWR | O_CLOEXEC));
+  REQUIRE(fd);
+  std::vector<char> before(16 * kExtentBytes), written(kExtentBytes);
+  const auto all = static_cast<ssize_t>(before.size()), one = static_cast<ssize_t>(written.size());
+  REQUIRE(::pread(fd.get(), before.data(), before.size(), Path::kFileHeaderBytes) == all);
+  // An update gives each block another place.
+  model.WriteGradient(&tier.slot(1));
+  REQUIRE(tier.Grad(1, 1).failure.status == 0);
+  REQUIRE(tier.Update(1, 1, TypicalHyper()).failure.status == 0);
+  tier.Settle();
+  const Block& block = BlockAway(tier, 0);
+  const uint64_t offset = tier.FileOffset(block, 0), in_extents = offset - Path::kFileHeaderBytes;
+  REQUIRE(in_extents + kExtentBytes <= before.size());
+  const char* const old = before.data() + in_extents;
+  REQUIRE(::pread(fd.get(), written.data(), written.size(), static_cast<off_t>(offset)) == one);
+  REQUIRE(std::memcmp(written.data(), old, written.size()) != 0);
+  REQUIRE(::pwrite(fd.get(), old, written.size(), static_cast<off_t>(offset)) == one);
+  REQUIRE(::fsync(fd.get()) == 0);
+  BlockTier::Floats parts;
+  CheckWrong(tier.ReadState(1, block.first, 1, &parts), block, "master, exp_avg, exp_avg_sq");
+  CHECK(tier.path().checksum_mismatches == 6);
+}
+
+// One that went elsewhere.
+TEST_CASE("C10_ContentOfAnotherBlockIsNotGivenOut") {
   Model model(1);
   BlockTier tier(SetupFor("auto"));
   Begin(tier, model);
@@ -287,12 +326,13 @@ TEST_CASE("C10_OldContentOfAnExtentIsNotGivenOut") {
 
 TEST_CASE("BlockIntegrity.ABitFlippedOnTheWayIsReadAgain") {
   const std::string engine = GENERATE("io_uring", "threads");
-  const bool keep_gradients = GENERATE(false, true);
+  const std::optional<mlpo_dtype> kept_as =
+      GENERATE(std::optional<mlpo_dtype>(), std::optional(MLPO_BFLOAT16), std::optional(MLPO_FLOAT32));
   FlipOnTheWay faults;
   Model model(3);
   Random random(4);
   BlockTier tier(SetupFor(engine, &faults));
-  Begin(tier, model, keep_gradients);
+  Begin(tier, model, kept_as);
   uint64_t flips = 0;
   for (uint32_t epoch = 1; epoch <= 24; ++epoch) {
     model.WriteGradient(&tier.slot(1));
@@ -314,10 +354,44 @@ TEST_CASE("BlockIntegrity.ABitFlippedOnTheWayIsReadAgain") {
   CHECK(tier.path().checksum_errors == 0);
 }
 
+// Across the border of two arrays, in one transfer and into their places.
+TEST_CASE("BlockIntegrity.WrongPiecesThatTouchAreReadAgainTogether") {
+  const std::string engine = GENERATE("io_uring", "threads");
+  TwoFlipsOnTheWay faults;
+  Model model(7);
+  BlockTier tier(SetupFor(engine, &faults));
+  Begin(tier, model);
+  model.WriteGradient(&tier.slot(1));
+  REQUIRE(tier.Grad(1, 1).failure.status == 0);
+  tier.Settle();
+  const Block& block = BlockAway(tier, 0);
+  const uint64_t last_of_master = tier.FileOffset(block, kPieceEnd);
+  const uint64_t first_of_moments = tier.FileOffset(block, kPartBytes);
+  faults.one.Arm(last_of_master + 5, 3);
+  faults.other.Arm(first_of_moments + 7, 2);
+  const auto reads = static_cast<ptrdiff_t>(tier.reads().size());
+  REQUIRE(tier.Update(1, 1, TypicalHyper()).failure.status == 0);
+  model.Step(1);
+  CHECK(tier.slot(1) == model.parameters());
+  CHECK_FALSE(faults.one.armed());
+  CHECK_FALSE(faults.other.armed());
+  const auto is_again = [&](const Transfer& read) { return read.offset == last_of_master; };
+  const auto again = std::find_if(tier.reads().begin() + reads, tier.reads().end(), is_again);
+  REQUIRE(again != tier.reads().end());
+  CHECK(again->bytes == (kPartBytes - kPieceEnd) + kPieceEnd);
+  CHECK(again->buffer_offset == kPieceEnd);
+  const auto meets = [&](const Transfer& read) { return read.offset == first_of_moments; };
+  CHECK(std::none_of(tier.reads().begin() + reads, tier.reads().end(), meets));
+  tier.Settle();
+  CheckState(tier, model);
+  CHECK(tier.path().checksum_mismatches == 2);
+  CHECK(tier.path().checksum_errors == 0);
+}
+
 TEST_CASE("BlockIntegrity.AKeptGradientThatIsWrongFailsItsUpdate") {
   Model model(5);
   BlockTier tier(SetupFor("auto"));
-  Begin(tier, model, true);
+  Begin(tier, model, MLPO_BFLOAT16);
   // Blocks are cut smaller, so that the gradient fits: their sizes are the tier's.
   model.WriteGradient(&tier.slot(1));
   REQUIRE(tier.Grad(1, 1).failure.status == 0);

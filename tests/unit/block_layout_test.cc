@@ -2,6 +2,8 @@
 #include "daemon/scheduler/block_layout.h"
 
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "daemon/scheduler/scheduler.h"
@@ -19,11 +21,11 @@ const std::vector<uint64_t> kLengths = {1,      2,       1023,      1024,      1
 BlockLayout LayoutFor(uint64_t elements, std::optional<mlpo_dtype> kept_as) {
   SubgroupSpec spec;
   spec.kept_as = kept_as;
-  BlockLayout layout;
-  layout.gradient_bytes = Scheduler::GradientBytes(spec, elements);
-  layout.gradient_element_bytes = kept_as && *kept_as != MLPO_FLOAT32 ? 2 : 4;
-  layout.part_bytes = Scheduler::PartBytes(elements);
-  return layout;
+  Subgroup subgroup(nullptr, std::move(spec));
+  Block block;
+  block.owner = &subgroup;
+  block.count = elements;
+  return Scheduler::LayoutOf(block);
 }
 
 }  // namespace

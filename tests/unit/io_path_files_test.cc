@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "daemon/base/unique_fd.h"
 #include "daemon/io/file_header.h"
 #include "daemon/io/path.h"
 #include "tests/support/catch.h"
