@@ -64,18 +64,18 @@ BlockJob::BlockJob(Block& block, std::byte* buffer, uint8_t check, uint8_t form)
       filled_(block.filled),
       first_(block.first),
       count_(block.count),
-      part_bytes_(Scheduler::PartBytes(block.count)),
       gradient_(buffer),
-      gradient_bytes_(Scheduler::GradientBytes(block.owner->subgroup()->spec, block.count)),
       kept_as_(block.owner->subgroup()->spec.kept_as.value_or(MLPO_FLOAT32)) {
-  for (int i = 0; i < 3; ++i) parts_[i] = reinterpret_cast<float*>(buffer + gradient_bytes_ + i * part_bytes_);
+  for (int i = 0; i < 3; ++i) {
+    parts_[i] = reinterpret_cast<float*>(buffer + layout_.gradient_bytes + i * layout_.part_bytes);
+  }
 }
 
 uint64_t BlockJob::PieceEnd(uint32_t piece) const { return std::min(count_, (piece + 1) * kPieceElements); }
 
 void BlockJob::FillPiece(uint32_t piece) {
   const uint64_t begin = PieceBegin(piece);
-  const uint64_t end = piece + 1 == pieces ? part_bytes_ / sizeof(float) : PieceEnd(piece);
+  const uint64_t end = piece + 1 == pieces ? layout_.part_bytes / sizeof(float) : PieceEnd(piece);
   for (int i = 0; i < 3; ++i) {
     const uint8_t part = i == 0 ? kPartMaster : kPartMoments;
     if (!(filled_ & part)) std::fill(parts_[i] + begin, parts_[i] + end, 0.0f);
@@ -83,16 +83,16 @@ void BlockJob::FillPiece(uint32_t piece) {
 }
 
 void BlockJob::ZeroPadding() {
-  for (float* part : parts_) std::fill(part + count_, part + part_bytes_ / sizeof(float), 0.0f);
+  for (float* part : parts_) std::fill(part + count_, part + layout_.part_bytes / sizeof(float), 0.0f);
 }
 
 UpdateJob::UpdateJob(const Op& op, Block& block, std::byte* buffer)
     : BlockJob(block, buffer, block.unchecked, block.form ? kPartState : 0),
       segments_(op.segments),
       hyper_(op.request.hyper),
-      grad_dtype_(gradient_bytes_ > 0 ? kept_as_ : op.subgroup()->spec.grad_dtype),
+      grad_dtype_(layout_.gradient_bytes > 0 ? kept_as_ : op.subgroup()->spec.grad_dtype),
       dtype_(op.subgroup()->spec.dtype),
-      grad_(gradient_bytes_ > 0 ? nullptr : op.subgroup()->spec.grad),
+      grad_(layout_.gradient_bytes > 0 ? nullptr : op.subgroup()->spec.grad),
       param_(op.InSlot(op.subgroup()->spec.param)) {}
 
 void UpdateJob::RunPiece(uint32_t piece) {
@@ -157,7 +157,7 @@ void GradientJob::RunPiece(uint32_t piece) {
     }
     done = (from - first_ + count) * size;
   }
-  ZeroTo(done, piece + 1 == pieces ? gradient_bytes_ : PieceEnd(piece) * size);
+  ZeroTo(done, piece + 1 == pieces ? layout_.gradient_bytes : PieceEnd(piece) * size);
   End(piece);
 }
 

@@ -85,11 +85,8 @@ class BlockJob : public CheckedJob {
   const uint8_t filled_;
   const uint64_t first_;  // element of the subgroup
   const uint64_t count_;
-  const uint64_t part_bytes_;
-  float* parts_[3];  // master, first and second moments
-  // Its gradient, where GRAD copies it.
-  std::byte* const gradient_;
-  const uint64_t gradient_bytes_;  // padded; 0: the gradient stays in the slot
+  float* parts_[3];            // master, first and second moments
+  std::byte* const gradient_;  // where GRAD copies it, if layout_ has it
   const mlpo_dtype kept_as_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/scheduler/session.h"
+#include "daemon/types/element_bytes.h"
 #include "proto/abi.h"
 
 namespace mlpo {
@@ -17,7 +18,7 @@ uint64_t Padded(uint64_t bytes) { return (bytes + MLPO_ALIGN - 1) / MLPO_ALIGN *
 uint64_t Scheduler::PartBytes(uint64_t elements) { return Padded(elements * 4); }
 
 uint64_t Scheduler::GradientBytes(const SubgroupSpec& spec, uint64_t elements) {
-  return !spec.kept_as ? 0 : Padded(elements * (*spec.kept_as == MLPO_FLOAT32 ? 4 : 2));
+  return !spec.kept_as ? 0 : Padded(elements * ElementBytes(*spec.kept_as));
 }
 
 uint64_t Scheduler::BlockElements(const SubgroupSpec& spec, uint64_t block_elements) {

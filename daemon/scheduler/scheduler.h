@@ -27,8 +27,7 @@
 // - An object that is being written is sure to need more buffers, one that is read in order more blocks: up to the
 //   low-water mark they are freed, or fetched into what is free, before they are asked for.
 // - A path that has nothing to read that is wanted goes on with what its sessions will want next, if that is sooner
-// than
-//   they want what must go for it: for the step under way some blocks, for the next one so few that it stays busy,
+//   than they want what must go for it: for the step under way some blocks, for the next one so few that it stays busy,
 //   since each costs a buffer that could have kept another. Then nothing moves until asked.
 // - What a job or a user may keep of the pool can be limited: its blocks above that are flushed at once, dropped when
 //   they are clean, and not fetched ahead. What is in motion is not counted against it, so nobody waits for a limit.

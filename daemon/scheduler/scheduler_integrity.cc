@@ -28,6 +28,7 @@
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/scheduler.h"
 #include "daemon/scheduler/session.h"
+#include "daemon/types/element_bytes.h"
 #include "proto/abi.h"
 
 namespace mlpo {
@@ -58,7 +59,7 @@ BlockLayout Scheduler::LayoutOf(const Block& block) {
     return layout;
   }
   layout.gradient_bytes = GradientBytes(subgroup->spec, block.count);
-  layout.gradient_element_bytes = subgroup->spec.kept_as.value_or(MLPO_FLOAT32) == MLPO_FLOAT32 ? 4 : 2;
+  layout.gradient_element_bytes = ElementBytes(subgroup->spec.kept_as.value_or(MLPO_FLOAT32));
   layout.part_bytes = PartBytes(block.count);
   return layout;
 }

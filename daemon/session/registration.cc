@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cctype>
 
+#include "daemon/types/element_bytes.h"
 #include "proto/status.h"
 
 namespace mlpo {
 namespace {
 
 bool KnownType(uint32_t dtype) { return dtype >= MLPO_FLOAT32 && dtype <= MLPO_BFLOAT16; }
-uint64_t Bytes(mlpo_dtype dtype) { return dtype == MLPO_FLOAT32 ? 4 : 2; }
 
 // For logs and messages: keys and names are any bytes.
 std::string Shown(const std::string& bytes) {
@@ -143,8 +143,8 @@ SubgroupSpec Registration::TakeSpec() {
 
 SlotLayout LayOutSlot(const SubgroupSpec& spec) {
   SlotLayout layout;
-  const uint64_t grad_bytes = spec.numel * Bytes(spec.grad_dtype);
-  const uint64_t param_bytes = spec.numel * Bytes(spec.dtype);
+  const uint64_t grad_bytes = spec.numel * ElementBytes(spec.grad_dtype);
+  const uint64_t param_bytes = spec.numel * ElementBytes(spec.dtype);
   layout.grad_offset = MLPO_SLOT_HEADER_BYTES;
   layout.param_offset = layout.grad_offset;
   layout.bytes = layout.grad_offset + param_bytes;
@@ -157,7 +157,7 @@ SlotLayout LayOutSlot(const SubgroupSpec& spec) {
 }
 
 uint64_t LentSlotBytes(const SubgroupSpec& spec) {
-  return MLPO_SLOT_HEADER_BYTES + spec.numel * std::max(Bytes(spec.grad_dtype), Bytes(spec.dtype));
+  return MLPO_SLOT_HEADER_BYTES + spec.numel * std::max(ElementBytes(spec.grad_dtype), ElementBytes(spec.dtype));
 }
 
 }  // namespace mlpo
