@@ -264,13 +264,12 @@ class Scheduler {
     uint8_t parts = 0;
     uint64_t turn = 0;  // its number
   };
-  // A write that waits for checksums; it has its place in the path's queue.
+  // A write that waits for checksums; it has its place in the path's queue, but no turn: others go on meanwhile.
   struct Forming {
     Extent extent;
     uint8_t parts = 0;      // that are to be written
     uint8_t unchecked = 0;  // of these, that are compared
     uint8_t missing = 0;    // of these, that had no checksums
-    uint64_t turn = 0;
   };
 
   void SetLowWater();

@@ -81,8 +81,17 @@ void Scheduler::ChecksumsFormed(Block& block, int64_t now_ns, std::vector<uint8_
     block.unchecked &= ~formed.unchecked;
     block.read_twice = false;
     if (block.doubtful && formed.unchecked & kPartState) Believe(block);
-    // If the owner is ending, its extents are still there: WriteDone sees to the rest.
-    Move(block, Direction::kWrite, formed.extent, formed.parts, SpanOf(block, formed.parts), formed.turn);
+    const PathIndex path = formed.extent.path;
+    const bool lone = block.filled == kPartGradient && block.nonzero & kPartState;  // which do not wait for turns
+    if (lone || paths_[path].turn.Allows(block.owner->session->id, Direction::kWrite)) {
+      // If the owner is ending, its extents are still there: WriteDone sees to the rest.
+      const uint64_t turn = TakeTurn(block, path, Direction::kWrite);
+      Move(block, Direction::kWrite, formed.extent, formed.parts, SpanOf(block, formed.parts), turn);
+    } else {
+      TakeBackWrite(block, formed);  // it waits among the dirty ones, and needs no pass any more
+      if (block.nonzero == 0) ReleaseExtent(block);
+      AfterWrite(block, true);
+    }
   } else {
     TakeBackWrite(block, formed);
     if (!(block.nonzero & kPartGradient)) {
@@ -101,7 +110,6 @@ void Scheduler::ChecksumsFormed(Block& block, int64_t now_ns, std::vector<uint8_
 
 // Of which nothing has been transferred.
 void Scheduler::TakeBackWrite(Block& block, const Forming& write) {
-  paths_[write.extent.path].turn.Ended(write.turn, Direction::kWrite);
   LeaveQueue(block, write.extent.path);
   const bool in_place = write.extent.path == block.extent.path && write.extent.offset == block.extent.offset;
   if (!in_place) GiveExtent(*block.owner->session, write.extent);

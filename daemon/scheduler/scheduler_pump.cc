@@ -213,12 +213,14 @@ void Scheduler::StartWrite(Block& block, Extent extent, uint8_t parts) {
   ++flushing_;
   CountFlushing(block, 1);
   Hold(block);
-  const uint64_t turn = TakeTurn(block, extent.path, Direction::kWrite);
   const uint8_t missing = options_.integrity ? parts & ~block.summed : 0;
   const uint8_t unchecked = parts & block.unchecked;
-  if ((missing | unchecked) == 0) return Move(block, Direction::kWrite, extent, parts, SpanOf(block, parts), turn);
+  if ((missing | unchecked) == 0) {
+    const uint64_t turn = TakeTurn(block, extent.path, Direction::kWrite);
+    return Move(block, Direction::kWrite, extent, parts, SpanOf(block, parts), turn);
+  }
   NeedChecksums(block);
-  forming_[&block] = {extent, parts, unchecked, missing, turn};
+  forming_[&block] = {extent, parts, unchecked, missing};
   steps_.ChecksumsBegin();
   actions_->StartChecksums(block, unchecked, missing);
 }

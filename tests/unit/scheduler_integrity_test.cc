@@ -677,6 +677,34 @@ TEST_CASE("SchedulerIntegrity.SessionsEndAndGradientsAreDiscardedDuringAPass") {
   CHECK(tier.violation() == "");
 }
 
+// The pass waits for workers, and with it the write, but not the path: where reads and writes come in turns, its turn
+// begins with the transfer.
+TEST_CASE("SchedulerIntegrity.AWriteThatWaitsForItsPassHoldsNoTurn") {
+  Scheduler::Options options = MakeOptions(8, 1);
+  options.turns = {{4, true, false}};  // of 4 blocks, in one direction
+  FakeTier tier(options, {{1e9, 1e9}}, FakeTier::Work{10'000'000, 0, 1});
+  tier.AddSubgroup(1, 1, {40 * kBlock});
+  uint32_t reads = 0, writes = 0;
+  bool both = false, read_during_pass = false;
+  tier.on_transfer = [&](const Transfer& t) {
+    const bool read = t.direction == Direction::kRead;
+    ++(read ? reads : writes);
+    both |= reads > 0 && writes > 0;
+    read_during_pass |= read && tier.passes() > tier.counts(0).writes;
+  };
+  tier.on_transfer_end = [&](const Transfer& t) { --(t.direction == Direction::kRead ? reads : writes); };
+  const uint64_t write = tier.WriteState(1, 1, MLPO_PART_STATE);
+  tier.RunUntilQuiet();
+  const uint64_t read = tier.Submit(1, MLPO_OP_READ_STATE, 1, 0, MLPO_PART_STATE, 0, 40 * kBlock);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(write) == 0);
+  CHECK(tier.status(read) == 0);
+  CHECK(read_during_pass);
+  CHECK_FALSE(both);
+  CHECK(tier.passes() <= 40);  // one a block, even if its turn had passed
+  CHECK(tier.violation() == "");
+}
+
 // Writes fail, and blocks go elsewhere with the checksums that they have.
 TEST_CASE("SchedulerIntegrity.AFailedWriteNeedsNoSecondPass") {
   FakeTier tier(MakeOptions(6, 2), std::vector<FakeTier::PathSpeed>(2));
