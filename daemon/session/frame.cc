@@ -5,13 +5,17 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
+#include "daemon/base/close_elsewhere.h"
 #include "proto/status.h"
 
 namespace mlpo {
 
+Frame::~Frame() { CloseElsewhere(std::move(fds_)); }
+
 Frame::Outcome Frame::Receive(int socket, Status* status) {
-  fds_.clear();
+  CloseElsewhere(std::exchange(fds_, {}));
   iovec part = {buffer_, sizeof buffer_};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * MLPO_MAX_FRAME_FDS)];
   msghdr message = {};
@@ -35,7 +39,7 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
     }
   }
   if (got == 0) {
-    fds_.clear();
+    CloseElsewhere(std::exchange(fds_, {}));
     return Outcome::kClosed;
   }
   bytes_ = static_cast<size_t>(got);
@@ -50,7 +54,7 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
     wrong = "its header does not fit its length";
   }
   if (wrong.empty()) return Outcome::kFrame;
-  fds_.clear();
+  CloseElsewhere(std::exchange(fds_, {}));
   *status = Status(MLPO_E_PROTOCOL, "a frame is broken: " + wrong);
   return Outcome::kBroken;
 }

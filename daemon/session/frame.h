@@ -15,6 +15,12 @@ namespace mlpo {
 
 class Frame {
  public:
+  Frame() = default;
+  // Descriptors that nobody has taken are a stranger's: closing them may wait for it, and is not done here.
+  ~Frame();
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+
   enum class Outcome { kFrame, kNothing, kClosed, kBroken };
   // Never blocks. kBroken: *status says what is wrong with what came; its descriptors are closed.
   Outcome Receive(int socket, Status* status);
