@@ -1,0 +1,256 @@
+#include "daemon/checkpoint/folders.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "daemon/base/check.h"
+
+namespace mlpo {
+namespace {
+
+StepHook& Hook() {
+  static StepHook hook;
+  return hook;
+}
+
+void Step(std::string_view step, std::string_view shown) {
+  if (Hook()) Hook()(step, shown);
+}
+
+Status Error(int error, const std::string& what, const std::string& shown) {
+  std::string advice;
+  switch (error) {
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      advice = "; let uid " + std::to_string(::geteuid()) + " write there, under systemd by ReadWritePaths= too";
+      break;
+    case ENOSPC:
+    case EDQUOT:
+      advice = "; free space there or save elsewhere";
+      break;
+    case ELOOP:
+      advice = "; a link is not followed below the directory of the checkpoints";
+      break;
+    default:
+      break;
+  }
+  const Status status = Status::Errno(error, what + " " + shown);
+  return Status(status.code(), status.message() + advice);
+}
+
+// One name below a folder, never a link. openat2 insists on that for the whole path; where a sandbox refuses the call,
+// O_NOFOLLOW does for a single name.
+int OpenBelow(int folder_fd, const std::string& name, int flags, mode_t mode) {
+  MLPO_CHECK(!name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos);
+  open_how how{};
+  how.flags = static_cast<uint64_t>(flags | O_CLOEXEC | O_NOFOLLOW);
+  how.mode = (flags & O_CREAT) != 0 ? mode : 0;
+  how.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS;
+  while (true) {
+    const long fd = ::syscall(SYS_openat2, folder_fd, name.c_str(), &how, sizeof how);
+    if (fd >= 0) return static_cast<int>(fd);
+    if (errno == EINTR || errno == EAGAIN) continue;  // EAGAIN: a rename somewhere raced with it
+    if (errno != ENOSYS && errno != EPERM) return -1;
+    return ::openat(folder_fd, name.c_str(), flags | O_CLOEXEC | O_NOFOLLOW, mode);
+  }
+}
+
+}  // namespace
+
+std::string ParentOf(const std::string& shown) { return shown.substr(0, shown.rfind('/')); }
+
+void SetStepHook(StepHook hook) { Hook() = std::move(hook); }
+
+Result<UniqueFd> OpenCheckpointDirectory(const std::string& directory) {
+  if (directory.empty() || directory.front() != '/')
+    return Status::Invalid("the directory for checkpoints '" + directory + "' is not absolute");
+  UniqueFd fd(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd) return fd;
+  const Status status = Error(errno, "opening the directory for checkpoints", directory);
+  if (status.os_errno() != ENOENT) return status;
+  return Status(status.code(), status.message() + "; make it first");
+}
+
+Result<UniqueFd> OpenFolder(int parent_fd, const std::string& name, const std::string& shown) {
+  UniqueFd fd(OpenBelow(parent_fd, name, O_RDONLY | O_DIRECTORY, 0));
+  if (!fd) return Error(errno, "opening", shown);
+  return fd;
+}
+
+Result<UniqueFd> MakeFolder(int parent_fd, const std::string& name, const std::string& shown) {
+  Step("mkdir", shown);
+  const bool made = ::mkdirat(parent_fd, name.c_str(), 0700) == 0;
+  if (!made && errno != EEXIST) return Error(errno, "making", shown);
+  Result<UniqueFd> fd = OpenFolder(parent_fd, name, shown);
+  if (!fd.ok()) return fd;
+  struct stat st;
+  if (::fstat(fd->get(), &st) != 0) return Error(errno, "looking at", shown);
+  if (st.st_uid != ::geteuid())
+    return Status(-EPERM, shown + " belongs to uid " + std::to_string(st.st_uid) + ", not to uid " +
+                              std::to_string(::geteuid()) + " who saves: use another tag or directory");
+  if ((st.st_mode & 022) != 0)
+    return Status(-EPERM,
+                  shown + " can be written to by others, who could replace what is in it: run chmod go-w on it");
+  // Also if it was there: who made it may have died before its entry was durable.
+  const Status synced = SyncFolder(parent_fd, ParentOf(shown));
+  if (!synced.ok()) return synced;
+  return fd;
+}
+
+Result<std::vector<std::string>> ListFolder(int folder_fd, const std::string& shown) {
+  UniqueFd own(::openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!own) return Error(errno, "listing", shown);
+  std::unique_ptr<DIR, int (*)(DIR*)> folder(::fdopendir(own.get()), ::closedir);
+  if (folder == nullptr) return Error(errno, "listing", shown);
+  own.release();
+  std::vector<std::string> names;
+  while (true) {
+    errno = 0;
+    const dirent* entry = ::readdir(folder.get());
+    if (entry == nullptr) break;
+    if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) names.push_back(entry->d_name);
+  }
+  if (errno != 0) return Error(errno, "listing", shown);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Status SyncFolder(int folder_fd, const std::string& shown) {
+  Step("sync_folder", shown);
+  if (::fsync(folder_fd) != 0) return Error(errno, "syncing", shown);
+  return Status();
+}
+
+Result<bool> RemoveEmptyFolder(int parent_fd, const std::string& name, const std::string& shown) {
+  Step("rmdir", shown);
+  if (::unlinkat(parent_fd, name.c_str(), AT_REMOVEDIR) == 0) return true;
+  if (errno == ENOTEMPTY || errno == EEXIST || errno == ENOENT) return false;
+  return Error(errno, "removing", shown);
+}
+
+Result<UniqueFd> OpenFile(int folder_fd, const std::string& name, int flags, const std::string& shown) {
+  UniqueFd fd(OpenBelow(folder_fd, name, flags | O_NONBLOCK, 0));  // a FIFO in its place holds nobody up
+  if (!fd) return Error(errno, "opening", shown);
+  struct stat st;
+  if (::fstat(fd.get(), &st) != 0) return Error(errno, "looking at", shown);
+  if (!S_ISREG(st.st_mode)) return Status::Invalid(shown + " is no regular file");
+  return fd;
+}
+
+Result<UniqueFd> MakeNamelessFile(int folder_fd, const std::string& shown) {
+  Step("make_nameless", shown);
+  UniqueFd fd(::openat(folder_fd, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
+  if (!fd) return Error(errno, "making a file without a name for", shown);
+  return fd;
+}
+
+Result<UniqueFd> MakeFile(int folder_fd, const std::string& name, const std::string& shown) {
+  Step("make_file", shown);
+  UniqueFd fd(OpenBelow(folder_fd, name, O_RDWR | O_CREAT | O_EXCL, 0600));
+  if (!fd) return Error(errno, "making", shown);
+  return fd;
+}
+
+Status GiveName(int fd, int folder_fd, const std::string& name, const std::string& shown) {
+  Step("link", shown);
+  const std::string self = "/proc/self/fd/" + std::to_string(fd);
+  if (::linkat(AT_FDCWD, self.c_str(), folder_fd, name.c_str(), AT_SYMLINK_FOLLOW) != 0)
+    return Error(errno, "naming", shown);
+  return Status();
+}
+
+Result<bool> RemoveFile(int folder_fd, const std::string& name, const std::string& shown) {
+  Step("unlink", shown);
+  if (::unlinkat(folder_fd, name.c_str(), 0) == 0) return true;
+  if (errno == ENOENT) return false;
+  return Error(errno, "removing", shown);
+}
+
+Result<uint64_t> InodeOf(int fd, const std::string& shown) {
+  struct stat st;
+  if (::fstat(fd, &st) != 0) return Error(errno, "looking at", shown);
+  return static_cast<uint64_t>(st.st_ino);
+}
+
+Status WriteAll(int fd, const void* data, size_t bytes, uint64_t offset, const std::string& shown) {
+  Step("write", shown);
+  const auto* from = static_cast<const std::byte*>(data);
+  while (bytes > 0) {
+    const ssize_t put = ::pwrite(fd, from, bytes, static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put <= 0) return Error(put < 0 ? errno : ENOSPC, "writing", shown);
+    from += put;
+    bytes -= static_cast<size_t>(put);
+    offset += static_cast<uint64_t>(put);
+  }
+  return Status();
+}
+
+Status SyncData(int fd, const std::string& shown) {
+  Step("sync", shown);
+  if (::fdatasync(fd) != 0) return Error(errno, "syncing", shown);
+  return Status();
+}
+
+Result<std::string> ReadBeginning(int fd, size_t max_bytes, const std::string& shown) {
+  std::string text(max_bytes, '\0');
+  size_t done = 0;
+  while (done < text.size()) {
+    const ssize_t got = ::pread(fd, text.data() + done, text.size() - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Error(errno, "reading", shown);
+    if (got == 0) break;
+    done += static_cast<size_t>(got);
+  }
+  text.resize(done);
+  return text;
+}
+
+Result<std::string> ReadText(int folder_fd, const std::string& name, uint64_t max_bytes, const std::string& shown) {
+  Result<UniqueFd> fd = OpenFile(folder_fd, name, O_RDONLY, shown);
+  if (!fd.ok()) return fd.status();
+  struct stat st;
+  if (::fstat(fd->get(), &st) != 0) return Error(errno, "looking at", shown);
+  const auto bytes = static_cast<uint64_t>(st.st_size);
+  if (bytes > max_bytes)
+    return Status::Invalid(shown + " has " + std::to_string(bytes) + " bytes; at most " + std::to_string(max_bytes) +
+                           " are read");
+  return ReadBeginning(fd->get(), static_cast<size_t>(bytes), shown);
+}
+
+Status CommitText(int folder_fd, const std::string& new_name, const std::string& name, std::string_view text,
+                  const std::string& shown) {
+  const std::string shown_new = shown + "/" + new_name;
+  const Result<bool> removed = RemoveFile(folder_fd, new_name, shown_new);  // what an earlier try left
+  if (!removed.ok()) return removed.status();
+  Result<UniqueFd> fd = MakeFile(folder_fd, new_name, shown_new);
+  if (!fd.ok()) return fd.status();
+  Status status = WriteAll(fd->get(), text.data(), text.size(), 0, shown_new);
+  if (status.ok()) {
+    Step("sync", shown_new);
+    if (::fsync(fd->get()) != 0) status = Error(errno, "syncing", shown_new);
+  }
+  if (status.ok()) {
+    Step("rename", shown + "/" + name);
+    if (::renameat(folder_fd, new_name.c_str(), folder_fd, name.c_str()) != 0)
+      status = Error(errno, "renaming to", shown + "/" + name);
+  }
+  if (!status.ok()) {
+    (void)::unlinkat(folder_fd, new_name.c_str(), 0);  // the first error is the one to report
+    return status;
+  }
+  return SyncFolder(folder_fd, shown);
+}
+
+}  // namespace mlpo

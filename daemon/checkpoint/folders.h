@@ -1,0 +1,66 @@
+// File and folder operations of checkpoints: by one name at a time, never through a link, each made durable where the
+// order of a commit needs it.
+//
+// A name comes from names.h or is a tag that has passed IsTag: none has a slash or is "..". Everything may block on a
+// slow or hung file system: called in threads of saves and restores only. `shown` is the full name for messages; errors
+// carry the errno.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/base/status.h"
+#include "daemon/base/unique_fd.h"
+
+namespace mlpo {
+
+// The seam through which tests stop a process between any two steps that change what is on storage: told the step's
+// name and what it is about, before it. Only tests set it, before threads use this.
+using StepHook = std::function<void(std::string_view step, std::string_view shown)>;
+void SetStepHook(StepHook hook);
+
+// Of a name for messages: that of the folder it is in.
+std::string ParentOf(const std::string& shown);
+
+// The directory that the user named: absolute; links in it are the user's own, and followed.
+Result<UniqueFd> OpenCheckpointDirectory(const std::string& directory);
+
+// A folder below. ELOOP or ENOTDIR if something else is in its place.
+Result<UniqueFd> OpenFolder(int parent_fd, const std::string& name, const std::string& shown);
+// Made with mode 0700 if it is not there, and its entry made durable. EPERM if it is somebody else's, or others may
+// write to it.
+Result<UniqueFd> MakeFolder(int parent_fd, const std::string& name, const std::string& shown);
+// Without "." and "..", in order.
+Result<std::vector<std::string>> ListFolder(int folder_fd, const std::string& shown);
+Status SyncFolder(int folder_fd, const std::string& shown);
+// False if it is not empty, or not there.
+Result<bool> RemoveEmptyFolder(int parent_fd, const std::string& name, const std::string& shown);
+
+// A regular file below, with these flags of open(2). EINVAL if it is none.
+Result<UniqueFd> OpenFile(int folder_fd, const std::string& name, int flags, const std::string& shown);
+// A new file, mode 0600, for reading and writing: without a name yet (EOPNOTSUPP, EISDIR or the like where the file
+// system cannot), or with one (EEXIST if it is taken).
+Result<UniqueFd> MakeNamelessFile(int folder_fd, const std::string& shown);
+Result<UniqueFd> MakeFile(int folder_fd, const std::string& name, const std::string& shown);
+// EEXIST if it is taken. Durable with the next SyncFolder.
+Status GiveName(int fd, int folder_fd, const std::string& name, const std::string& shown);
+// False if it is not there.
+Result<bool> RemoveFile(int folder_fd, const std::string& name, const std::string& shown);
+Result<uint64_t> InodeOf(int fd, const std::string& shown);
+
+// All of it, whatever the kernel takes at a time. ENOSPC for a write of nothing.
+Status WriteAll(int fd, const void* data, size_t bytes, uint64_t offset, const std::string& shown);
+Status SyncData(int fd, const std::string& shown);
+// EINVAL if it has more than `max_bytes`.
+Result<std::string> ReadText(int folder_fd, const std::string& name, uint64_t max_bytes, const std::string& shown);
+// Of a file's beginning, as many bytes as there are.
+Result<std::string> ReadBeginning(int fd, size_t max_bytes, const std::string& shown);
+// The file `name` has this text, durably, or is as it was: written as `new_name`, synced, renamed, the folder synced.
+Status CommitText(int folder_fd, const std::string& new_name, const std::string& name, std::string_view text,
+                  const std::string& shown);
+
+}  // namespace mlpo

@@ -1,0 +1,435 @@
+#include "daemon/checkpoint/part_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <set>
+#include <utility>
+
+#include "daemon/base/check.h"
+#include "daemon/base/log.h"
+#include "daemon/checkpoint/folders.h"
+#include "daemon/checkpoint/part_header.h"
+
+namespace mlpo {
+namespace {
+
+PartIdentity IdentityOf(const PartHead& head, uint32_t index) {
+  PartIdentity identity;
+  identity.attempt = head.attempt;
+  identity.rank = head.rank;
+  identity.world_size = head.world_size;
+  identity.step = head.step;
+  identity.index = index;
+  identity.uid = ::geteuid();
+  identity.started_unix_ns = head.started_unix_ns;
+  identity.job = head.job;
+  identity.tag = head.tag;
+  return identity;
+}
+
+}  // namespace
+
+// ---- Beginning ----
+
+Result<std::unique_ptr<PartFiles>> PartFiles::Begin(Options options) {
+  const PartHead& head = options.head;
+  if (!IsTag(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  MLPO_CHECK(IsTag(head.job) && head.rank < head.world_size && !head.attempt.zero() && options.journal_fd >= 0);
+  std::unique_ptr<PartFiles> part(new PartFiles(std::move(options)));
+  // Ranks that begin, and one that takes empty folders back, may meet: then a folder is gone that was just opened.
+  Status status;
+  for (int attempt = 0; attempt < 16; ++attempt) {
+    status = part->OpenFolders();
+    if (status.ok()) status = part->MakeWay();
+    if (status.ok()) status = part->MakeDataFile();
+    if (status.ok()) return part;
+    if (status.os_errno() != ENOENT || !part->directory_) break;
+    part->record_.files.clear();
+    part->data_.reset();
+  }
+  return status;  // the destructor takes back what there is
+}
+
+Result<std::unique_ptr<PartFiles>> PartFiles::Adopt(Options options, UniqueFd data, UniqueFd manifest, uint32_t uid) {
+  const PartHead& head = options.head;
+  if (!IsTag(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  MLPO_CHECK(IsTag(head.job) && head.rank < head.world_size && !head.attempt.zero());
+  std::unique_ptr<PartFiles> part(new PartFiles(std::move(options)));
+  part->shown_ = "the client's files of rank " + std::to_string(part->options_.head.rank);
+  ino_t inodes[2] = {};
+  dev_t devices[2] = {};
+  const int fds[2] = {data.get(), manifest.get()};
+  for (int i = 0; i < 2; ++i) {
+    const std::string shown = i == 0 ? "the data file" : "the manifest";
+    struct stat st;
+    const int flags = ::fcntl(fds[i], F_GETFL);
+    if (flags < 0 || ::fstat(fds[i], &st) != 0) return Status::Errno(errno, "looking at " + shown + " that was passed");
+    const bool right = S_ISREG(st.st_mode) && st.st_uid == uid && st.st_size == 0 && (flags & O_ACCMODE) == O_RDWR &&
+                       !(flags & (O_APPEND | O_PATH));
+    if (!right)
+      return Status::Invalid(shown + " that was passed is no empty file of uid " + std::to_string(uid) +
+                             " that is open for reading and writing");
+    inodes[i] = st.st_ino;
+    devices[i] = st.st_dev;
+  }
+  if (inodes[0] == inodes[1] && devices[0] == devices[1])
+    return Status::Invalid("data file and manifest that were passed are one file");
+  part->data_ = std::move(data);
+  part->manifest_ = std::move(manifest);
+  const Status headed = part->MakeHeader(part->data_.get(), part->shown_);
+  if (!headed.ok()) return headed;
+  return part;
+}
+
+Status PartFiles::OpenFolders() {
+  const PartHead& head = options_.head;
+  directory_.reset();
+  Result<UniqueFd> directory = OpenCheckpointDirectory(options_.directory);
+  if (!directory.ok()) return directory.status();
+  directory_ = std::move(*directory);
+  const Result<uint64_t> inode = InodeOf(directory_.get(), options_.directory);
+  if (!inode.ok()) return inode.status();
+  record_.directory = options_.directory;
+  record_.directory_inode = inode.value();
+  record_.job = head.job;
+  record_.tag = head.tag;
+  record_.rank = head.rank;
+  record_.attempt = head.attempt;
+  // First in the journal: the folders are to go, too, if nothing comes of it.
+  const Status recorded = Record();
+  if (!recorded.ok()) return recorded;
+  recorded_ = true;
+
+  const std::string tag = options_.directory + "/" + head.tag;
+  Result<UniqueFd> tag_fd = MakeFolder(directory_.get(), head.tag, tag);
+  if (!tag_fd.ok()) return tag_fd.status();
+  tag_ = std::move(*tag_fd);
+  shown_ = tag + "/" + PartFolderName(head.rank);
+  Result<UniqueFd> part = MakeFolder(tag_.get(), PartFolderName(head.rank), shown_);
+  if (!part.ok()) return part.status();
+  part_ = std::move(*part);
+  return Status();
+}
+
+// What this rank's earlier attempts left, unless one of them is part of a complete checkpoint. That is looked at only
+// if there is a manifest of one: without it none can be complete. So a save of many ranks reads nothing in most cases.
+Status PartFiles::MakeWay() {
+  const AttemptId& own = options_.head.attempt;
+  const Result<std::vector<std::string>> names = ListFolder(part_.get(), shown_);
+  if (!names.ok()) return names.status();
+  std::set<AttemptId> others;
+  bool manifest = false;
+  for (const std::string& name : names.value()) {
+    const std::optional<PartFileName> parsed = ParsePartFileName(name);
+    if (!parsed) continue;
+    const bool whole = parsed->kind == PartFileName::Kind::kManifest;
+    if (whole && parsed->attempt == own)
+      return Status(-EEXIST, shown_ + " has the part of this attempt already: a save of a rank has one part");
+    others.insert(parsed->attempt);
+    manifest |= whole;
+  }
+  if (others.empty()) return Status();
+  std::optional<AttemptId> complete;
+  if (manifest) {
+    const Result<FoundTag> found = ScanTag(directory_.get(), options_.head.tag, options_.directory);
+    if (!found.ok()) return found.status();
+    if (const FoundAttempt* attempt = CompleteAttempt(found.value())) {
+      if (!options_.overwrite)
+        return Status(-EEXIST, options_.directory + " has a complete checkpoint '" + options_.head.tag + "' of step " +
+                                   std::to_string(attempt->head().step) + " and " +
+                                   std::to_string(attempt->head().world_size) +
+                                   " ranks: use another tag, or overwrite it");
+      complete = attempt->id;
+    }
+  }
+  for (const AttemptId& other : others) {
+    if (other == complete) continue;
+    std::vector<std::string> kept;
+    const Result<uint32_t> removed = RemovePart(part_.get(), options_.head.rank, other, std::nullopt, shown_, &kept);
+    if (!removed.ok()) return removed.status();
+    for (const std::string& reason : kept) spdlog::warn("event=checkpoint_file_kept reason=\"{}\"", reason);
+  }
+  return Status();
+}
+
+Status PartFiles::Record() const { return SaveJournal(options_.journal_fd, options_.journal_shown, record_); }
+
+Status PartFiles::MakeHeader(int fd, const std::string& shown) {
+  const PartHeader header = MakePartHeader(IdentityOf(options_.head, 0));
+  const Status written = WriteAll(fd, header.bytes.data(), header.bytes.size(), 0, shown);
+  return written.ok() ? SyncData(fd, shown) : written;
+}
+
+// With its header on storage and its inode in the journal before it has a name; where the file system cannot make
+// nameless files, the journal knows the name only, and then the header says whose it is.
+Status PartFiles::MakeDataFile() {
+  const std::string name = DataName(options_.head.attempt, 0), shown = shown_ + "/" + name;
+  record_.files.push_back({});
+  Result<UniqueFd> fd = MakeNamelessFile(part_.get(), shown);
+  if (fd.ok()) {
+    const Status headed = MakeHeader(fd->get(), shown);
+    if (!headed.ok()) return headed;
+    const Result<uint64_t> inode = InodeOf(fd->get(), shown);
+    if (!inode.ok()) return inode.status();
+    record_.files[0].inode = inode.value();
+    const Status recorded = Record();
+    if (!recorded.ok()) return recorded;
+    if (GiveName(fd->get(), part_.get(), name, shown).ok()) {
+      data_ = std::move(*fd);
+      return SyncFolder(part_.get(), shown_);
+    }
+    record_.files[0].inode = 0;
+  }
+  const Status recorded = Record();
+  if (!recorded.ok()) return recorded;
+  fd = MakeFile(part_.get(), name, shown);
+  if (!fd.ok()) {
+    record_.files.clear();  // what has the name is not ours
+    return fd.status();
+  }
+  data_ = std::move(*fd);
+  const Result<uint64_t> inode = InodeOf(data_.get(), shown);
+  if (!inode.ok()) return inode.status();
+  Status status = MakeHeader(data_.get(), shown);
+  if (!status.ok()) return status;
+  record_.files[0].inode = inode.value();
+  status = Record();
+  return status.ok() ? SyncFolder(part_.get(), shown_) : status;
+}
+
+// ---- Filling ----
+
+Result<uint64_t> PartFiles::FreeBytes() const {
+  struct statvfs fs;
+  if (::fstatvfs(data_.get(), &fs) != 0) return Status::Errno(errno, "asking for free space of " + shown_);
+  return static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
+}
+
+Status PartFiles::Allocate(uint64_t bytes) {
+  MLPO_CHECK(bytes >= kPartHeaderBytes);
+  int rc;
+  do {
+    rc = ::fallocate(data_.get(), 0, 0, static_cast<off_t>(bytes));
+  } while (rc != 0 && errno == EINTR);
+  if (rc == 0) return Status();
+  int error = errno;
+  if (error == EOPNOTSUPP || error == ENOSYS) {  // promised only; a write will tell
+    if (::ftruncate(data_.get(), static_cast<off_t>(bytes)) == 0) return Status();
+    error = errno;
+  }
+  const Result<uint64_t> free_bytes = FreeBytes();
+  return Status(-error, shown_ + " needs " + std::to_string(bytes) + " bytes, and its file system has " +
+                            (free_bytes.ok() ? std::to_string(free_bytes.value()) : "?") + " free: " +
+                            Status::Errno(error, "allocating").message() + "; free space there or save elsewhere");
+}
+
+Result<uint32_t> PartFiles::HandOver(int folder_fd, const std::string& name, int fd, const WorkingOrigin& origin,
+                                     const std::string& shown, bool* moved) {
+  *moved = false;
+  const Result<uint64_t> inode = InodeOf(fd, shown);
+  if (!inode.ok()) return inode.status();
+  uint32_t index = 0;
+  for (const JournalRecord::File& file : record_.files) index = std::max(index, file.index + 1);
+  record_.files.push_back({index, inode.value(), true, origin});
+  Status status = Record();
+  if (status.ok()) {
+    const std::string target = DataName(options_.head.attempt, index);
+    const int rc = ::renameat2(folder_fd, name.c_str(), part_.get(), target.c_str(), RENAME_NOREPLACE);
+    if (rc != 0) {
+      status = Status::Errno(errno, "handing " + shown + " over to " + shown_);
+      record_.files.pop_back();
+      const Status again = Record();
+      return again.ok() ? status : again;
+    }
+    *moved = true;
+    // Both folders: after a crash it has one name or the other, and the journal knows this one.
+    status = SyncFolder(part_.get(), shown_);
+    if (status.ok()) status = SyncFolder(folder_fd, ParentOf(shown));
+  }
+  if (!status.ok()) return status;
+  return index;
+}
+
+// ---- Ending ----
+
+Status PartFiles::Commit(Manifest* manifest) {
+  MLPO_CHECK(!committed_ && data_);
+  manifest->head = options_.head;
+  const Result<std::string> text = ManifestText(manifest);
+  if (!text.ok()) return text.status();
+  const AttemptId& attempt = options_.head.attempt;
+  if (manifest_) {
+    Status written = SyncData(data_.get(), shown_);
+    if (written.ok()) written = WriteAll(manifest_.get(), text.value().data(), text.value().size(), 0, shown_);
+    if (written.ok()) written = SyncData(manifest_.get(), shown_);
+    committed_ = written.ok();
+    return written;
+  }
+  Status status = SyncData(data_.get(), shown_ + "/" + DataName(attempt, 0));
+  if (status.ok()) status = SyncFolder(part_.get(), shown_);
+  if (!status.ok()) return status;
+  manifest_begun_ = true;
+  status = CommitText(part_.get(), NewManifestName(attempt), ManifestName(attempt), text.value(), shown_);
+  if (status.ok()) status = SyncFolder(tag_.get(), ParentOf(shown_));
+  if (status.ok()) status = SyncFolder(directory_.get(), options_.directory);
+  if (!status.ok()) {
+    // It may have its name already, and must not be counted: nobody knows whether it would be there tomorrow.
+    const Result<bool> removed = RemoveFile(part_.get(), ManifestName(attempt), shown_);
+    if (!removed.ok()) spdlog::warn("event=checkpoint_part_left reason=\"{}\"", removed.status().message());
+    return status;
+  }
+  committed_ = true;
+  // The part stands; a record that stays is dropped by the next start, which finds the manifest.
+  const Status forgotten = RemoveJournal(options_.journal_fd, options_.journal_shown, record_);
+  if (!forgotten.ok()) spdlog::warn("event=journal_left reason=\"{}\"", forgotten.message());
+  recorded_ = false;
+  return Status();
+}
+
+Status PartFiles::Abandon() {
+  if (manifest_ && !committed_) {  // the client removes them; nothing in them is to look like a part meanwhile
+    if (::ftruncate(manifest_.get(), 0) != 0 || ::ftruncate(data_.get(), 0) != 0)
+      return Status::Errno(errno, "emptying " + shown_);
+  }
+  if (committed_ || !recorded_) return Status();
+  Status first;
+  const auto note = [&first](const Result<bool>& removed) {
+    if (first.ok() && !removed.ok()) first = removed.status();
+  };
+  if (part_) {
+    const AttemptId& attempt = options_.head.attempt;
+    if (manifest_begun_) {
+      note(RemoveFile(part_.get(), ManifestName(attempt), shown_));
+      note(RemoveFile(part_.get(), NewManifestName(attempt), shown_));
+    }
+    for (const JournalRecord::File& file : record_.files)
+      note(RemoveFile(part_.get(), DataName(attempt, file.index), shown_));
+    data_.reset();
+    part_.reset();
+    note(RemoveEmptyFolder(tag_.get(), PartFolderName(options_.head.rank), shown_));
+  }
+  if (tag_) {
+    tag_.reset();
+    note(RemoveEmptyFolder(directory_.get(), options_.head.tag, options_.directory + "/" + options_.head.tag));
+  }
+  if (!first.ok()) return first;  // the record stays, for the next start
+  const Status forgotten = RemoveJournal(options_.journal_fd, options_.journal_shown, record_);
+  if (!forgotten.ok()) return forgotten;
+  recorded_ = false;
+  return Status();
+}
+
+PartFiles::~PartFiles() {
+  const Status abandoned = Abandon();
+  if (!abandoned.ok()) spdlog::warn("event=checkpoint_part_left reason=\"{}\"", abandoned.message());
+}
+
+// ---- Other attempts ----
+
+Result<uint32_t> PartFiles::RemovePart(int part_fd, uint32_t rank, const AttemptId& attempt,
+                                       std::optional<int64_t> before_ns, const std::string& shown,
+                                       std::vector<std::string>* kept) {
+  const Result<std::vector<std::string>> names = ListFolder(part_fd, shown);
+  if (!names.ok()) return names.status();
+  const Result<Manifest> manifest = ReadManifest(part_fd, attempt, shown);
+  if (manifest.ok() && before_ns && manifest.value().head.started_unix_ns >= *before_ns) return 0u;
+  struct Doomed {
+    std::string name;
+    bool manifest;
+  };
+  std::vector<Doomed> doomed;
+  for (const std::string& name : names.value()) {
+    const std::optional<PartFileName> parsed = ParsePartFileName(name);
+    if (!parsed || parsed->attempt != attempt) continue;
+    const std::string file = shown + "/" + name;
+    struct stat st;
+    if (::fstatat(part_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;
+      return Status::Errno(errno, "looking at " + file);
+    }
+    if (!S_ISREG(st.st_mode) || st.st_uid != ::geteuid()) {
+      kept->push_back(file + " is not a file of uid " + std::to_string(::geteuid()));
+      continue;
+    }
+    if (parsed->kind != PartFileName::Kind::kData) {
+      doomed.push_back({name, true});
+      continue;
+    }
+    // Its header says so, or the manifest that it was handed over; or it never got a header.
+    bool ours = st.st_size == 0;
+    if (manifest.ok()) {
+      for (const PartFile& listed : manifest.value().files) ours |= listed.working && listed.index == parsed->index;
+    }
+    if (!ours) {
+      Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDONLY, file);
+      if (fd.status().os_errno() == ENOENT) continue;
+      const Result<PartIdentity> identity =
+          fd.ok() ? ReadPartHeader(fd->get(), file) : Result<PartIdentity>(fd.status());
+      if (identity.ok() && before_ns && identity.value().started_unix_ns >= *before_ns) return 0u;
+      ours = identity.ok() && identity.value().attempt == attempt && identity.value().rank == rank;
+    }
+    if (ours) {
+      doomed.push_back({name, false});
+    } else {
+      kept->push_back(file + " has not the header of its name");
+    }
+  }
+  std::stable_sort(doomed.begin(), doomed.end(),
+                   [](const Doomed& a, const Doomed& b) { return a.manifest > b.manifest; });
+  uint32_t count = 0;
+  for (size_t i = 0; i < doomed.size(); ++i) {
+    const Result<bool> removed = RemoveFile(part_fd, doomed[i].name, shown + "/" + doomed[i].name);
+    if (!removed.ok()) return removed.status();
+    count += removed.value();
+    const bool last_manifest = doomed[i].manifest && (i + 1 == doomed.size() || !doomed[i + 1].manifest);
+    if (!last_manifest) continue;
+    const Status synced = SyncFolder(part_fd, shown);  // before any of its data goes
+    if (!synced.ok()) return synced;
+  }
+  return count;
+}
+
+Result<bool> PartFiles::IsComplete(std::vector<std::string>* kept) const {
+  MLPO_CHECK(committed_);
+  if (manifest_) return false;
+  const PartHead& head = options_.head;
+  const Result<FoundTag> found = ScanTag(directory_.get(), head.tag, options_.directory);
+  if (!found.ok()) return found.status();
+  const auto own = std::find_if(found.value().attempts.begin(), found.value().attempts.end(),
+                                [&](const FoundAttempt& attempt) { return attempt.id == head.attempt; });
+  if (own == found.value().attempts.end() || !own->complete()) return false;
+  if (CompleteAttempt(found.value())->id != head.attempt) return true;  // a later one has taken its place
+  std::set<AttemptId> others;
+  for (const FoundAttempt& attempt : found.value().attempts) others.insert(attempt.id);
+  for (const auto& [attempt, files] : found.value().unfinished) others.insert(attempt);
+  others.erase(head.attempt);
+  if (others.empty()) return true;
+  const int64_t before_ns = own->head().started_unix_ns;
+  const Result<std::vector<std::string>> names = ListFolder(tag_.get(), ParentOf(shown_));
+  if (!names.ok()) return names.status();
+  for (const std::string& name : names.value()) {
+    const std::optional<uint32_t> rank = ParsePartFolderName(name);
+    const std::string shown = options_.directory + "/" + head.tag + "/" + name;
+    if (!rank) continue;
+    Result<UniqueFd> part = OpenFolder(tag_.get(), name, shown);
+    if (part.status().os_errno() == ENOENT) continue;
+    if (!part.ok()) {
+      kept->push_back(part.status().message());
+      continue;
+    }
+    for (const AttemptId& other : others) {
+      const Result<uint32_t> removed = RemovePart(part->get(), *rank, other, before_ns, shown, kept);
+      if (!removed.ok()) kept->push_back(removed.status().message());
+    }
+    const Result<bool> emptied = RemoveEmptyFolder(tag_.get(), name, shown);
+    if (!emptied.ok()) kept->push_back(emptied.status().message());
+  }
+  return true;
+}
+
+}  // namespace mlpo

@@ -1,0 +1,97 @@
+// PartFiles: the files of one part while it is saved, from its folder to its manifest.
+//
+// What is on storage at each moment: until Commit's rename there is no manifest, so no part; whatever this process and
+// the machine come to, what is there then is named in the journal and goes. After the rename everything that the
+// manifest names is on storage. So a part is whole or is not.
+//
+// Files of other attempts under the same tag are left as they are while one of these is complete; what can never be
+// counted is removed. Owner: its save's thread; every call may block. The destructor abandons what was not
+// committed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "daemon/base/status.h"
+#include "daemon/base/unique_fd.h"
+#include "daemon/checkpoint/journal.h"
+#include "daemon/checkpoint/manifest.h"
+#include "daemon/checkpoint/part_set.h"
+
+namespace mlpo {
+
+class PartFiles {
+ public:
+  struct Options {
+    std::string directory;  // absolute; it is there
+    PartHead head;          // without its body's figures
+    bool overwrite = false;
+    int journal_fd = -1;  // of the journal's folder; borrowed for the object's life
+    std::string journal_shown;
+  };
+
+  // Makes the folders, and the first data file with its header. EEXIST if another attempt has the tag complete, and it
+  // is not to be overwritten; or if this attempt's part is there already.
+  static Result<std::unique_ptr<PartFiles>> Begin(Options options);
+  // In files that a process of another user, `uid`, has opened: its own, empty, for reading and writing. It gives them
+  // their names when they have been committed; until then they have none that counts, so there is no journal, and what
+  // else its directory has is its own affair. EINVAL if they are not such.
+  static Result<std::unique_ptr<PartFiles>> Adopt(Options options, UniqueFd data, UniqueFd manifest, uint32_t uid);
+  ~PartFiles();
+  PartFiles(const PartFiles&) = delete;
+  PartFiles& operator=(const PartFiles&) = delete;
+
+  // The first data file, for spans from kPartHeaderBytes on.
+  int data_fd() const { return data_.get(); }
+  const std::string& shown() const { return shown_; }
+  // Free bytes of the file system, for this user.
+  Result<uint64_t> FreeBytes() const;
+  // Makes the data file `bytes` long, header included, and room for all of it where the file system can. ENOSPC has the
+  // figures.
+  Status Allocate(uint64_t bytes);
+  // Takes a working file over: from then on it is a data file of this part, under the name with the returned index. Its
+  // data must be on storage already, and nobody writes to it any more. An error: EXDEV and the like, and it is as it
+  // was; or *moved, and this part cannot be committed.
+  Result<uint32_t> HandOver(int folder_fd, const std::string& name, int fd, const WorkingOrigin& origin,
+                            const std::string& shown, bool* moved);
+  // The part is there, durably. `manifest`: its head is set here; its files: the first data file and those handed over.
+  // After an error there is no part, and Abandon is what is left.
+  Status Commit(Manifest* manifest);
+  // Removes everything that this object made. What it could not remove stays in the journal.
+  Status Abandon();
+
+  // After Commit: whether all ranks' parts are there now; false in files that were adopted. Then what earlier attempts
+  // under this tag have left goes, as far as it is this user's; what could not be removed is named in *kept.
+  Result<bool> IsComplete(std::vector<std::string>* kept) const;
+
+  // Removes one attempt's part: the manifest first, so that no half of it ever looks whole. What is not a file of that
+  // attempt and of this user stays and is named in *kept. `before_ns`: only if it began before that; nullopt: in any
+  // case. Returns how many files went.
+  static Result<uint32_t> RemovePart(int part_fd, uint32_t rank, const AttemptId& attempt,
+                                     std::optional<int64_t> before_ns, const std::string& shown,
+                                     std::vector<std::string>* kept);
+
+ private:
+  explicit PartFiles(Options options) : options_(std::move(options)) {}
+  Status OpenFolders();
+  Status MakeWay();
+  Status MakeDataFile();
+  Status MakeHeader(int fd, const std::string& shown);
+  Status Record() const;
+
+  const Options options_;
+  UniqueFd directory_;
+  UniqueFd tag_;
+  UniqueFd part_;
+  UniqueFd data_;
+  UniqueFd manifest_;  // of files that were adopted
+  std::string shown_;  // of the part's folder
+  JournalRecord record_;
+  bool recorded_ = false;
+  bool manifest_begun_ = false;  // so that only a manifest of this object's goes with it
+  bool committed_ = false;
+};
+
+}  // namespace mlpo

@@ -1,0 +1,106 @@
+#include "daemon/checkpoint/part_header.h"
+
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <type_traits>
+
+#include "daemon/base/check.h"
+
+namespace mlpo {
+namespace {
+
+constexpr char kMagic[8] = {'M', 'L', 'P', 'O', 'P', 'A', 'R', 'T'};
+constexpr uint32_t kFormatVersion = 1;
+constexpr size_t kNameBytes = 136;  // 128 and a NUL, rounded to 8
+
+struct PartHeaderPage {
+  char magic[8];
+  uint32_t format_version;
+  uint32_t header_bytes;
+  uint8_t attempt[16];
+  uint32_t rank;
+  uint32_t world_size;
+  uint64_t step;
+  uint32_t index;
+  uint32_t uid;
+  int64_t started_unix_ns;
+  char job[kNameBytes];  // NUL-padded
+  char tag[kNameBytes];
+  uint8_t zero[4096 - 64 - 2 * kNameBytes - 8];
+  uint64_t checksum;
+};
+static_assert(sizeof(PartHeaderPage) == kPartHeaderBytes);
+static_assert(offsetof(PartHeaderPage, attempt) == 16 && offsetof(PartHeaderPage, step) == 40);
+static_assert(offsetof(PartHeaderPage, job) == 64 && offsetof(PartHeaderPage, checksum) == 4088);
+static_assert(std::is_trivially_copyable_v<PartHeaderPage>);
+static_assert(std::endian::native == std::endian::little, "the file format is little endian");
+
+uint64_t Checksum(const PartHeaderPage& page) { return XXH3_64bits(&page, offsetof(PartHeaderPage, checksum)); }
+
+}  // namespace
+
+PartHeader MakePartHeader(const PartIdentity& identity) {
+  MLPO_CHECK(IsTag(identity.job) && IsTag(identity.tag));
+  PartHeaderPage page{};
+  std::memcpy(page.magic, kMagic, sizeof kMagic);
+  page.format_version = kFormatVersion;
+  page.header_bytes = sizeof page;
+  std::memcpy(page.attempt, identity.attempt.bytes.data(), sizeof page.attempt);
+  page.rank = identity.rank;
+  page.world_size = identity.world_size;
+  page.step = identity.step;
+  page.index = identity.index;
+  page.uid = identity.uid;
+  page.started_unix_ns = identity.started_unix_ns;
+  std::memcpy(page.job, identity.job.data(), identity.job.size());
+  std::memcpy(page.tag, identity.tag.data(), identity.tag.size());
+  page.checksum = Checksum(page);
+  PartHeader out;
+  std::memcpy(out.bytes.data(), &page, sizeof page);
+  return out;
+}
+
+Result<PartIdentity> ParsePartHeader(const PartHeader& bytes) {
+  PartHeaderPage page;
+  std::memcpy(&page, bytes.bytes.data(), sizeof page);
+  if (std::memcmp(page.magic, kMagic, sizeof kMagic) != 0)
+    return Status::Invalid("no header of a checkpoint's part (wrong magic)");
+  if (page.checksum != Checksum(page)) return Status::Invalid("the part's header is damaged (wrong checksum)");
+  if (page.format_version != kFormatVersion)
+    return Status::Invalid("the part's header has format " + std::to_string(page.format_version) +
+                           ", this version knows " + std::to_string(kFormatVersion));
+  PartIdentity identity;
+  std::memcpy(identity.attempt.bytes.data(), page.attempt, sizeof page.attempt);
+  identity.rank = page.rank;
+  identity.world_size = page.world_size;
+  identity.step = page.step;
+  identity.index = page.index;
+  identity.uid = page.uid;
+  identity.started_unix_ns = page.started_unix_ns;
+  identity.job.assign(page.job, ::strnlen(page.job, kNameBytes));
+  identity.tag.assign(page.tag, ::strnlen(page.tag, kNameBytes));
+  if (page.header_bytes != sizeof page || !IsTag(identity.job) || !IsTag(identity.tag))
+    return Status::Invalid("the part's header has names or sizes that nobody writes");
+  return identity;
+}
+
+Result<PartIdentity> ReadPartHeader(int fd, const std::string& shown) {
+  PartHeader page;
+  size_t done = 0;
+  while (done < page.bytes.size()) {
+    const ssize_t got = ::pread(fd, page.bytes.data() + done, page.bytes.size() - done, static_cast<off_t>(done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Status::Errno(errno, "reading the header of " + shown);
+    if (got == 0) return Status::Invalid(shown + " ends within its header");
+    done += static_cast<size_t>(got);
+  }
+  Result<PartIdentity> identity = ParsePartHeader(page);
+  if (!identity.ok()) return identity.status().Within(shown);
+  return identity;
+}
+
+}  // namespace mlpo

@@ -1,0 +1,58 @@
+// Which checkpoints are in a directory, and which of them are complete: by the heads of the manifests alone.
+//
+// A checkpoint is complete exactly when one attempt has a part of each rank, and all of them agree on job, tag, step
+// and world size. What is not is never counted. Blocks; a thread of a save or restore, or a tool.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "daemon/base/status.h"
+#include "daemon/checkpoint/manifest.h"
+
+namespace mlpo {
+
+struct FoundAttempt {
+  AttemptId id;
+  std::map<uint32_t, PartHead> parts;  // by rank; at least one
+  std::string wrong;                   // why it can never be complete: its parts contradict each other
+
+  const PartHead& head() const { return parts.begin()->second; }  // of its lowest rank
+  bool complete() const { return wrong.empty() && parts.size() == head().world_size; }
+};
+
+struct FoundTag {
+  std::string tag;
+  std::vector<FoundAttempt> attempts;        // that have a manifest, the one that began first in front
+  std::map<AttemptId, uint32_t> unfinished;  // data files of parts without a manifest
+  std::vector<std::string> strange;          // what is there and is not ours, or cannot be read; with the reason
+};
+
+// Heads of whatever parts, each with the rank of its folder.
+std::vector<FoundAttempt> GroupParts(const std::vector<PartHead>& heads);
+
+// The complete attempt that counts: the one that began last. nullptr if there is none.
+const FoundAttempt* CompleteAttempt(const FoundTag& found);
+
+// Of one tag's folder. ENOENT if it is not there.
+Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::string& shown);
+// Of all of a directory's folders whose names are tags and that have a part in them.
+Result<std::vector<FoundTag>> ScanDirectory(int directory_fd, const std::string& shown);
+// The one to go on with: the highest step, of equal ones the one that began last. nullptr if none is complete.
+const FoundTag* NewestTag(const std::vector<FoundTag>& found);
+
+// The manifest of one part, whole. `part_fd` is its folder.
+Result<Manifest> ReadManifest(int part_fd, const AttemptId& attempt, const std::string& shown);
+
+// Whether the header of a working file that was handed over is that of `origin`: io's affair.
+using WorkingHeaderCheck = std::function<Status(int fd, const WorkingOrigin& origin)>;
+// Whether one file of a part, open for reading, is as long as the manifest says, and has the header it should.
+Status CheckFile(int fd, const PartHead& head, const PartFile& file, const WorkingHeaderCheck& working,
+                 const std::string& shown);
+// Whether each file of the part is there, regular, as long as the manifest says, and has the header it should.
+Status CheckFiles(int part_fd, const Manifest& manifest, const WorkingHeaderCheck& working, const std::string& shown);
+
+}  // namespace mlpo

@@ -1,0 +1,600 @@
+// The files of a part on a real file system: what a process that dies at any step leaves, which checkpoints count, and
+// that nothing of anybody else's is used or removed.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "daemon/checkpoint/folders.h"
+#include "daemon/checkpoint/journal.h"
+#include "daemon/checkpoint/part_files.h"
+#include "daemon/checkpoint/part_header.h"
+#include "daemon/checkpoint/part_set.h"
+#include "tests/support/catch.h"
+#include "tests/support/scratch_dir.h"
+
+namespace mlpo::test {
+namespace {
+
+namespace fs = std::filesystem;
+
+AttemptId Attempt(uint8_t last) {
+  AttemptId attempt;
+  attempt.bytes.back() = last;
+  return attempt;
+}
+
+// A directory for checkpoints, and a folder for journals beside it.
+struct Place {
+  ScratchDir scratch;
+  std::string directory = scratch / "checkpoints";
+  std::string journal = scratch / "journal";
+  UniqueFd directory_fd, journal_fd;
+
+  Place() {
+    fs::create_directory(directory);
+    fs::create_directory(journal);
+    directory_fd.reset(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    journal_fd.reset(::open(journal.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    REQUIRE(directory_fd);
+    REQUIRE(journal_fd);
+  }
+  PartFiles::Options Options(uint32_t rank, uint32_t world_size, const AttemptId& attempt, int64_t started = 1) const {
+    PartFiles::Options options;
+    options.directory = directory;
+    options.head.job = "job";
+    options.head.tag = "tag";
+    options.head.step = 7;
+    options.head.world_size = world_size;
+    options.head.rank = rank;
+    options.head.attempt = attempt;
+    options.head.started_unix_ns = started;
+    options.journal_fd = journal_fd.get();
+    options.journal_shown = journal;
+    return options;
+  }
+  std::string Part(uint32_t rank) const { return directory + "/tag/part-" + std::to_string(rank); }
+  FoundTag Scan() const {
+    Result<FoundTag> found = ScanTag(directory_fd.get(), "tag", directory);
+    INFO(found.status().message());
+    REQUIRE(found.ok());
+    return std::move(*found);
+  }
+};
+
+const std::string kContent(4096, 'c');
+
+// One block of 10 elements, all three arrays, filled with `kContent`.
+Manifest Filled() {
+  Manifest manifest;
+  manifest.hashed = false;
+  PartFile file;
+  file.bytes = 4 * 4096;
+  manifest.files = {file};
+  PartSubgroup subgroup;
+  subgroup.key = "w";
+  subgroup.numel = 10;
+  TensorShard shard;
+  shard.global_shape = shard.shape = {10};
+  shard.offsets = {0};
+  shard.count = 10;
+  subgroup.tensors.push_back({"w", shard, 7});
+  PartBlock block;
+  block.count = 10;
+  block.offset = 4096;
+  block.stored = kStoredAll;
+  subgroup.blocks.push_back(block);
+  manifest.subgroups.push_back(subgroup);
+  return manifest;
+}
+
+Status Fill(PartFiles& part) {
+  Status status = part.Allocate(4 * 4096);
+  for (uint64_t i = 1; status.ok() && i < 4; ++i)
+    status = WriteAll(part.data_fd(), kContent.data(), kContent.size(), i * 4096, part.shown());
+  return status;
+}
+
+// A whole save of one rank.
+Status Save(PartFiles::Options options, bool* complete = nullptr) {
+  Result<std::unique_ptr<PartFiles>> part = PartFiles::Begin(std::move(options));
+  if (!part.ok()) return part.status();
+  Status status = Fill(**part);
+  Manifest manifest = Filled();
+  if (status.ok()) status = (*part)->Commit(&manifest);
+  if (!status.ok()) return status;
+  std::vector<std::string> kept;
+  const Result<bool> all = (*part)->IsComplete(&kept);
+  if (!all.ok()) return all.status();
+  if (complete != nullptr) *complete = all.value();
+  return Status();
+}
+
+Status NoWorkingFiles(int, const WorkingOrigin&) { return Status::Invalid("there are no working files here"); }
+
+// What a start does about what a dead daemon has left. Returns what it kept.
+std::vector<std::string> Recover(const Place& place) {
+  std::vector<std::string> strange, unfinished, kept;
+  Result<std::vector<JournalRecord>> records =
+      LoadJournal(place.journal_fd.get(), place.journal, &strange, &unfinished);
+  REQUIRE(records.ok());
+  CHECK(strange == std::vector<std::string>());
+  REQUIRE(RemoveUnfinished(place.journal_fd.get(), place.journal, unfinished).ok());
+  for (const JournalRecord& record : *records) {
+    const Result<JournalOutcome> outcome = UndoPart(record, NoWorkingFiles, false);
+    INFO(outcome.status().message());
+    REQUIRE(outcome.ok());
+    for (const std::string& reason : outcome.value().kept) kept.push_back(reason);
+    if (outcome.value().kept.empty()) REQUIRE(RemoveJournal(place.journal_fd.get(), place.journal, record).ok());
+  }
+  return kept;
+}
+
+// The content of a complete part, by its manifest; "" if it is not what was saved.
+bool IsWhole(const Place& place, uint32_t rank, const AttemptId& attempt) {
+  const std::string shown = place.Part(rank);
+  UniqueFd part(::open(shown.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!part) return false;
+  const Result<Manifest> manifest = ReadManifest(part.get(), attempt, shown);
+  if (!manifest.ok() || !CheckFiles(part.get(), manifest.value(), NoWorkingFiles, shown).ok()) return false;
+  std::ifstream data(shown + "/" + DataName(attempt, 0), std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(data)), std::istreambuf_iterator<char>());
+  return text.size() == 4 * 4096 && text.substr(4096) == kContent + kContent + kContent;
+}
+
+std::set<std::string> Everything(const std::string& directory) {
+  std::set<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(directory))
+    names.insert(entry.path().string().substr(directory.size() + 1));
+  return names;
+}
+
+void WriteFile(const std::string& name, const std::string& text) { std::ofstream(name, std::ios::binary) << text; }
+
+// A child that does `work` and ends, as if killed, before the n-th step. How many steps it made; -1: it was stopped.
+int StepsBefore(int n, const std::function<Status()>& work) {
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    int steps = 0;
+    SetStepHook([&](std::string_view, std::string_view) {
+      if (steps++ == n) ::_exit(250);
+    });
+    const bool ok = work().ok();
+    ::_exit(ok && steps < 250 ? steps : 251);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  REQUIRE(WEXITSTATUS(status) != 251);
+  return WEXITSTATUS(status) == 250 ? -1 : WEXITSTATUS(status);
+}
+
+}  // namespace
+
+TEST_CASE("PartFiles.SaveOfTwoRanksIsCompleteWithTheSecond") {
+  Place place;
+  bool complete = true;
+  REQUIRE(Save(place.Options(1, 2, Attempt(1)), &complete).ok());
+  CHECK(!complete);
+  CHECK(CompleteAttempt(place.Scan()) == nullptr);
+  REQUIRE(Save(place.Options(0, 2, Attempt(1)), &complete).ok());
+  CHECK(complete);
+  const FoundTag found = place.Scan();
+  CHECK(found.strange.empty());
+  CHECK(found.unfinished.empty());
+  const FoundAttempt* attempt = CompleteAttempt(found);
+  REQUIRE(attempt != nullptr);
+  CHECK(attempt->id == Attempt(1));
+  CHECK(IsWhole(place, 0, Attempt(1)));
+  CHECK(IsWhole(place, 1, Attempt(1)));
+  CHECK(Everything(place.journal).empty());
+  struct stat st {};
+  REQUIRE(::stat((place.Part(0) + "/" + DataName(Attempt(1), 0)).c_str(), &st) == 0);
+  CHECK((st.st_mode & 07777) == 0600);
+  REQUIRE(::stat(place.Part(0).c_str(), &st) == 0);
+  CHECK((st.st_mode & 07777) == 0700);
+}
+
+TEST_CASE("C19_DataAndFoldersAreSyncedBeforeTheRenameAndTheRenameBeforeItIsSaid") {
+  Place place;
+  std::vector<std::string> steps;
+  SetStepHook([&](std::string_view step, std::string_view shown) {
+    if (shown.find("/tag") != std::string_view::npos || shown == place.directory)
+      steps.push_back(std::string(step) + " " + std::string(shown.substr(place.scratch.path().size())));
+  });
+  const Status saved = Save(place.Options(0, 1, Attempt(1)));
+  SetStepHook(nullptr);
+  REQUIRE(saved.ok());
+  const auto at = [&](const std::string& step, bool last = false) {
+    size_t found = steps.size();
+    for (size_t i = 0; i < steps.size(); ++i)
+      if (steps[i] == step && (last || found == steps.size())) found = i;
+    INFO(step);
+    REQUIRE(found < steps.size());
+    return found;
+  };
+  const std::string part = "/checkpoints/tag/part-0";
+  const std::string data = part + "/" + DataName(Attempt(1), 0);
+  const size_t renamed = at("rename " + part + "/" + ManifestName(Attempt(1)));
+  CHECK(at("sync " + data, true) > at("write " + part, true));  // Fill's
+  CHECK(at("sync " + data, true) < renamed);
+  CHECK(at("sync " + part + "/" + NewManifestName(Attempt(1))) >
+        at("write " + part + "/" + NewManifestName(Attempt(1))));
+  CHECK(at("sync " + part + "/" + NewManifestName(Attempt(1))) < renamed);
+  CHECK(at("sync_folder " + part) < renamed);
+  CHECK(at("sync_folder " + part, true) > renamed);
+  CHECK(at("sync_folder /checkpoints/tag", true) > renamed);
+  CHECK(at("sync_folder /checkpoints", true) > renamed);
+}
+
+TEST_CASE("C19_KilledAtAnyStepOfASaveThereIsAWholePartOrNone") {
+  int steps = 0;
+  {
+    Place place;
+    steps = StepsBefore(1000, [&] { return Save(place.Options(0, 1, Attempt(1))); });
+  }
+  REQUIRE(steps > 20);
+  int whole = 0;
+  for (int n = 0; n < steps; ++n) {
+    INFO("stopped before step " << n << " of " << steps);
+    Place place;
+    REQUIRE(StepsBefore(n, [&] { return Save(place.Options(0, 1, Attempt(1))); }) == -1);
+    const bool before = IsWhole(place, 0, Attempt(1));
+    CHECK(Recover(place) == std::vector<std::string>());
+    CHECK(IsWhole(place, 0, Attempt(1)) == before);
+    whole += before;
+    if (!before) CHECK(Everything(place.directory) == std::set<std::string>());
+    CHECK(Everything(place.journal).empty());
+    // The same again under the same tag, by another attempt: never refused for what was cut.
+    const Status again = Save(place.Options(0, 1, Attempt(2), 2));
+    if (before) {
+      CHECK(again.code() == -EEXIST);
+    } else {
+      CHECK(again.ok());
+      CHECK(IsWhole(place, 0, Attempt(2)));
+    }
+  }
+  CHECK(whole > 0);
+  CHECK(whole < steps);
+}
+
+TEST_CASE("C19_KilledAtAnyStepOfAnOverwriteOneOfThemIsComplete") {
+  const auto overwrite = [](const Place& place) {
+    PartFiles::Options options = place.Options(0, 1, Attempt(2), 2);
+    options.overwrite = true;
+    return Save(std::move(options));
+  };
+  int steps = 0;
+  {
+    Place place;
+    REQUIRE(Save(place.Options(0, 1, Attempt(1))).ok());
+    steps = StepsBefore(1000, [&] { return overwrite(place); });
+    CHECK(IsWhole(place, 0, Attempt(2)));
+    CHECK(!IsWhole(place, 0, Attempt(1)));
+    CHECK(Everything(place.directory).size() == 4);  // tag, part, data, manifest
+  }
+  for (int n = 0; n < steps; ++n) {
+    INFO("stopped before step " << n << " of " << steps);
+    Place place;
+    REQUIRE(Save(place.Options(0, 1, Attempt(1))).ok());
+    REQUIRE(StepsBefore(n, [&] { return overwrite(place); }) == -1);
+    for (const bool recovered : {false, true}) {
+      if (recovered) CHECK(Recover(place) == std::vector<std::string>());
+      const FoundTag found = place.Scan();
+      const FoundAttempt* attempt = CompleteAttempt(found);
+      REQUIRE(attempt != nullptr);
+      CHECK(IsWhole(place, 0, attempt->id));
+    }
+    const bool done = IsWhole(place, 0, Attempt(2));
+    CHECK(overwrite(place).code() == (done ? -EEXIST : 0));
+    CHECK(IsWhole(place, 0, Attempt(2)));
+  }
+}
+
+TEST_CASE("PartFiles.ASaveCutAfterSomeRanksIsNeverMixedWithTheNextOne") {
+  Place place;
+  REQUIRE(Save(place.Options(0, 3, Attempt(1), 1)).ok());
+  REQUIRE(Save(place.Options(1, 3, Attempt(1), 1)).ok());  // rank 2 died
+  bool complete = true;
+  REQUIRE(Save(place.Options(2, 3, Attempt(2), 5), &complete).ok());  // the requeued job
+  CHECK(!complete);
+  CHECK(CompleteAttempt(place.Scan()) == nullptr);
+  REQUIRE(Save(place.Options(0, 3, Attempt(2), 6), &complete).ok());
+  CHECK(!complete);
+  CHECK(!IsWhole(place, 0, Attempt(1)));  // replaced
+  CHECK(IsWhole(place, 1, Attempt(1)));
+  REQUIRE(Save(place.Options(1, 3, Attempt(2), 7), &complete).ok());
+  CHECK(complete);
+  const FoundTag found = place.Scan();
+  REQUIRE(CompleteAttempt(found) != nullptr);
+  CHECK(CompleteAttempt(found)->id == Attempt(2));
+  CHECK(found.attempts.size() == 1);
+}
+
+TEST_CASE("PartFiles.WithAnotherWorldSizeWhatIsLeftOfTheOldOneGoes") {
+  Place place;
+  for (uint32_t rank = 0; rank < 4; ++rank) REQUIRE(Save(place.Options(rank, 4, Attempt(1), 1)).ok());
+  bool complete = false;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    PartFiles::Options options = place.Options(rank, 2, Attempt(2), 5);
+    options.overwrite = true;
+    REQUIRE(Save(std::move(options), &complete).ok());
+    if (rank == 0) CHECK(CompleteAttempt(place.Scan())->id == Attempt(1));  // the old one goes last
+  }
+  CHECK(complete);
+  CHECK(CompleteAttempt(place.Scan())->id == Attempt(2));
+  CHECK(!fs::exists(place.Part(2)));
+  CHECK(!fs::exists(place.Part(3)));
+}
+
+TEST_CASE("PartFiles.ExistsOnlyIfComplete") {
+  Place place;
+  REQUIRE(Save(place.Options(0, 1, Attempt(1))).ok());
+  const Status refused = Save(place.Options(0, 1, Attempt(2), 2));
+  CHECK(refused.code() == -EEXIST);
+  CHECK(refused.message().find("step 7") != std::string::npos);
+  CHECK(IsWhole(place, 0, Attempt(1)));
+  CHECK(Everything(place.directory).size() == 4);
+  CHECK(Everything(place.journal).empty());
+}
+
+TEST_CASE("PartFiles.AbandonedLeavesNothing") {
+  Place place;
+  {
+    Result<std::unique_ptr<PartFiles>> part = PartFiles::Begin(place.Options(0, 1, Attempt(1)));
+    REQUIRE(part.ok());
+    REQUIRE(Fill(**part).ok());
+    CHECK(Everything(place.journal).size() == 1);
+    CHECK(place.Scan().unfinished.size() == 1);
+  }
+  CHECK(Everything(place.directory).empty());
+  CHECK(Everything(place.journal).empty());
+}
+
+TEST_CASE("PartFiles.WhatAClientPassesIsWrittenAndOnlyIfItIsItsOwnEmptyFile") {
+  Place place;
+  const uint32_t uid = ::geteuid();
+  const auto open = [&](const std::string& name, int flags = O_RDWR | O_CREAT) {
+    return UniqueFd(::open((place.directory + "/" + name).c_str(), flags | O_CLOEXEC, 0600));
+  };
+  const auto adopt = [&](UniqueFd data, UniqueFd manifest, uint32_t owner) {
+    PartFiles::Options options = place.Options(0, 1, Attempt(1));
+    options.journal_fd = -1;
+    return PartFiles::Adopt(std::move(options), std::move(data), std::move(manifest), owner);
+  };
+  const auto refused = [&](UniqueFd data, UniqueFd manifest, uint32_t owner) {
+    return adopt(std::move(data), std::move(manifest), owner).status().code() == -EINVAL;
+  };
+  WriteFile(place.directory + "/full", kContent);
+  CHECK(refused(open("full"), open("m"), uid));
+  CHECK(refused(open("d"), open("m"), uid + 1));
+  CHECK(refused(open("d"), open("d"), uid));
+  CHECK(refused(open("d", O_RDONLY), open("m"), uid));
+  CHECK(refused(open("d", O_RDWR | O_APPEND), open("m"), uid));
+  CHECK(refused(open("d"), open("m", O_WRONLY), uid));
+  int pipe_fds[2];
+  REQUIRE(::pipe2(pipe_fds, O_CLOEXEC) == 0);
+  const UniqueFd other_end(pipe_fds[1]);
+  CHECK(refused(UniqueFd(pipe_fds[0]), open("m"), uid));
+  {
+    Result<std::unique_ptr<PartFiles>> given_up = adopt(open("d"), open("m"), uid);
+    REQUIRE(given_up.ok());
+    REQUIRE(Fill(**given_up).ok());
+  }
+  CHECK(fs::file_size(place.directory + "/d") == 0);  // nothing that could be taken for a part
+  Result<std::unique_ptr<PartFiles>> part = adopt(open("d"), open("m"), uid);
+  INFO(part.status().message());
+  REQUIRE(part.ok());
+  REQUIRE(Fill(**part).ok());
+  Manifest manifest = Filled();
+  REQUIRE((*part)->Commit(&manifest).ok());
+  std::vector<std::string> kept;
+  const Result<bool> complete = (*part)->IsComplete(&kept);
+  REQUIRE(complete.ok());
+  CHECK(!complete.value());
+  part.value().reset();
+  // With their names it is one.
+  fs::create_directories(place.Part(0));
+  fs::rename(place.directory + "/d", place.Part(0) + "/" + DataName(Attempt(1), 0));
+  fs::rename(place.directory + "/m", place.Part(0) + "/" + ManifestName(Attempt(1)));
+  CHECK(IsWhole(place, 0, Attempt(1)));
+  CHECK(Everything(place.journal).empty());
+}
+
+TEST_CASE("PartFiles.HandOverIsInTheJournalBeforeItHasItsName") {
+  Place place;
+  const std::string from = place.scratch / "from";
+  fs::create_directory(from);
+  WriteFile(from + "/state", kContent + kContent);
+  UniqueFd from_fd(::open(from.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  UniqueFd state(::open((from + "/state").c_str(), O_RDWR | O_CLOEXEC));
+  const WorkingOrigin origin{"node", 1, 2, "job", 0, 9};
+  {
+    Result<std::unique_ptr<PartFiles>> part = PartFiles::Begin(place.Options(0, 1, Attempt(1)));
+    REQUIRE(part.ok());
+    const std::string name = DataName(Attempt(1), 1);
+    std::string record;  // when it first has the name
+    SetStepHook([&](std::string_view, std::string_view) {
+      if (!record.empty() || !fs::exists(place.Part(0) + "/" + name)) return;
+      std::ifstream file(place.journal + "/" + AttemptText(Attempt(1)) + "-0");
+      std::getline(file, record);
+    });
+    bool moved = false;
+    const Result<uint32_t> index =
+        (*part)->HandOver(from_fd.get(), "state", state.get(), origin, from + "/state", &moved);
+    SetStepHook(nullptr);
+    REQUIRE(index.ok());
+    CHECK(moved);
+    CHECK(index.value() == 1);
+    CHECK(record.find("\"working\"") != std::string::npos);
+    CHECK(!fs::exists(from + "/state"));
+    CHECK(fs::exists(place.Part(0) + "/" + name));
+    std::vector<std::string> strange, unfinished;
+    const Result<std::vector<JournalRecord>> records =
+        LoadJournal(place.journal_fd.get(), place.journal, &strange, &unfinished);
+    REQUIRE(records.ok());
+    REQUIRE(records.value().size() == 1);
+    REQUIRE(records.value()[0].files.size() == 2);
+    CHECK(records.value()[0].files[1].working);
+    CHECK(records.value()[0].files[1].origin == origin);
+    struct stat st {};
+    REQUIRE(::fstat(state.get(), &st) == 0);
+    CHECK(records.value()[0].files[1].inode == st.st_ino);
+    // A dead daemon's: gone if its header is right, left alone if not.
+    const Result<JournalOutcome> kept = UndoPart(records.value()[0], NoWorkingFiles, false);
+    REQUIRE(kept.ok());
+    CHECK(kept.value().kept.size() == 1);
+    CHECK(fs::exists(place.Part(0) + "/" + name));
+    const auto right = [&](int, const WorkingOrigin& found) {
+      return found == origin ? Status() : Status::Invalid("another");
+    };
+    const Result<JournalOutcome> gone = UndoPart(records.value()[0], right, false);
+    REQUIRE(gone.ok());
+    CHECK(gone.value().kept.empty());
+    CHECK(!fs::exists(place.Part(0)));
+  }
+  CHECK(Everything(place.journal).empty());
+}
+
+TEST_CASE("C29_NothingOfAnybodyElseIsUsedOrRemoved") {
+  Place place;
+  const std::string outside = place.scratch / "outside";
+  fs::create_directory(outside);
+  // A link in the place of a folder is not followed.
+  fs::create_directory_symlink(outside, place.directory + "/tag");
+  CHECK(!Save(place.Options(0, 1, Attempt(1))).ok());
+  CHECK(Everything(outside).empty());
+  CHECK(fs::is_symlink(place.directory + "/tag"));
+  fs::remove(place.directory + "/tag");
+  fs::create_directory(place.directory + "/tag");
+  fs::create_directory_symlink(outside, place.Part(0));
+  CHECK(!Save(place.Options(0, 1, Attempt(1))).ok());
+  CHECK(Everything(outside).empty());
+  fs::remove(place.Part(0));
+  CHECK(Recover(place) == std::vector<std::string>());
+  CHECK(Everything(place.journal).empty());
+
+  // Files that have our names and are not what they say: strangers' stay.
+  fs::create_directories(place.Part(0));
+  const std::string strange = place.Part(0) + "/" + DataName(Attempt(3), 0);
+  WriteFile(strange, kContent);
+  WriteFile(place.Part(0) + "/notes.txt", "mine");
+  REQUIRE(Save(place.Options(0, 1, Attempt(1))).ok());
+  CHECK(fs::exists(strange));
+  CHECK(fs::exists(place.Part(0) + "/notes.txt"));
+  CHECK(place.Scan().strange.size() == 1);
+
+  // A file that took the place of ours after the record was written: another inode.
+  Place other;
+  Result<std::unique_ptr<PartFiles>> part = PartFiles::Begin(other.Options(0, 1, Attempt(1)));
+  REQUIRE(part.ok());
+  const std::string name = other.Part(0) + "/" + DataName(Attempt(1), 0);
+  fs::copy_file(name, name + "x");
+  fs::rename(name + "x", name);
+  std::vector<std::string> ignored;
+  const Result<std::vector<JournalRecord>> records =
+      LoadJournal(other.journal_fd.get(), other.journal, &ignored, &ignored);
+  REQUIRE(records.ok());
+  const Result<JournalOutcome> outcome = UndoPart(records.value().at(0), NoWorkingFiles, false);
+  REQUIRE(outcome.ok());
+  CHECK(outcome.value().kept.size() == 1);
+  CHECK(fs::exists(name));
+}
+
+TEST_CASE("Journal.ARecordOfAnotherDirectoryUnderThatNameIsNotCarriedOut") {
+  Place place;
+  const int n = 12;
+  REQUIRE(StepsBefore(n, [&] { return Save(place.Options(0, 1, Attempt(1))); }) == -1);
+  std::vector<std::string> strange, unfinished;
+  Result<std::vector<JournalRecord>> records =
+      LoadJournal(place.journal_fd.get(), place.journal, &strange, &unfinished);
+  REQUIRE(records.ok());
+  REQUIRE(records->size() == 1);
+  JournalRecord record = (*records)[0];
+  ++record.directory_inode;
+  const std::set<std::string> before = Everything(place.directory);
+  CHECK(UndoPart(record, NoWorkingFiles, false).status().code() == -ESTALE);
+  CHECK(Everything(place.directory) == before);
+  // A dry run tells and leaves.
+  const Result<JournalOutcome> told = UndoPart((*records)[0], NoWorkingFiles, true);
+  REQUIRE(told.ok());
+  CHECK(Everything(place.directory) == before);
+  // What is no record is left alone.
+  WriteFile(place.journal + "/notes", "x");
+  REQUIRE(LoadJournal(place.journal_fd.get(), place.journal, &strange, &unfinished).ok());
+  CHECK(strange.size() == 1);
+}
+
+TEST_CASE("PartSet.PartsThatContradictEachOtherAreNoCheckpoint") {
+  const auto head = [](uint32_t rank, uint32_t world_size, uint64_t step, const std::string& job) {
+    PartHead h;
+    h.job = job;
+    h.tag = "tag";
+    h.step = step;
+    h.world_size = world_size;
+    h.rank = rank;
+    h.attempt = Attempt(1);
+    return h;
+  };
+  CHECK(GroupParts({head(0, 2, 1, "a"), head(1, 2, 1, "a")}).at(0).complete());
+  CHECK(!GroupParts({head(0, 2, 1, "a")}).at(0).complete());
+  CHECK(!GroupParts({head(0, 2, 1, "a"), head(1, 2, 2, "a")}).at(0).complete());
+  CHECK(!GroupParts({head(0, 2, 1, "a"), head(1, 2, 1, "b")}).at(0).complete());
+  const std::vector<FoundAttempt> sizes = GroupParts({head(0, 2, 1, "a"), head(1, 3, 1, "a")});
+  CHECK(!sizes.at(0).complete());
+  CHECK(sizes.at(0).wrong.find("3 ranks") != std::string::npos);
+}
+
+TEST_CASE("PartSet.TheNewestIsThatOfTheHighestStep") {
+  Place place;
+  const auto save = [&](const std::string& tag, uint64_t step, int64_t started, uint32_t world_size) {
+    PartFiles::Options options = place.Options(0, world_size, Attempt(static_cast<uint8_t>(step)), started);
+    options.head.tag = tag;
+    options.head.step = step;
+    REQUIRE(Save(std::move(options)).ok());
+  };
+  save("b", 10, 5, 1);
+  save("a", 20, 4, 1);
+  save("c", 30, 6, 2);  // not complete
+  fs::create_directory(place.directory + "/other");
+  WriteFile(place.directory + "/file", "x");
+  const Result<std::vector<FoundTag>> found = ScanDirectory(place.directory_fd.get(), place.directory);
+  REQUIRE(found.ok());
+  CHECK(found.value().size() == 3);
+  REQUIRE(NewestTag(found.value()) != nullptr);
+  CHECK(NewestTag(found.value())->tag == "a");
+}
+
+TEST_CASE("PartSet.WhatWasCutOrMovedIsNotCounted") {
+  Place place;
+  REQUIRE(Save(place.Options(0, 1, Attempt(1))).ok());
+  const std::string manifest = place.Part(0) + "/" + ManifestName(Attempt(1));
+  const auto size = fs::file_size(manifest);
+  fs::resize_file(manifest, size - 1);
+  FoundTag found = place.Scan();
+  CHECK(CompleteAttempt(found) == nullptr);
+  REQUIRE(found.strange.size() == 1);
+  CHECK(found.strange[0].find("was cut") != std::string::npos);
+  CHECK(found.unfinished.size() == 1);
+
+  Place moved;
+  REQUIRE(Save(moved.Options(0, 1, Attempt(1))).ok());
+  fs::rename(moved.Part(0), moved.Part(1));
+  CHECK(CompleteAttempt(moved.Scan()) == nullptr);
+
+  Place cut;
+  REQUIRE(Save(cut.Options(0, 1, Attempt(1))).ok());
+  CHECK(IsWhole(cut, 0, Attempt(1)));
+  fs::resize_file(cut.Part(0) + "/" + DataName(Attempt(1), 0), 3 * 4096);
+  CHECK(!IsWhole(cut, 0, Attempt(1)));
+}
+
+}  // namespace mlpo::test

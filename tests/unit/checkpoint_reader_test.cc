@@ -1,0 +1,343 @@
+// Blocks filled from parts on a real file system, and what list, verify and remove say of these, against values that
+// are kept beside them.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "daemon/checkpoint/attempt_table.h"
+#include "daemon/checkpoint/block_hash.h"
+#include "daemon/checkpoint/folders.h"
+#include "daemon/checkpoint/inspect.h"
+#include "daemon/checkpoint/part_files.h"
+#include "daemon/checkpoint/part_reader.h"
+#include "tests/support/catch.h"
+#include "tests/support/scratch_dir.h"
+
+namespace mlpo::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr uint64_t kNumel = 200'003;
+const AttemptId kAttempt{{1, 2, 3}};
+
+Status NoWorkingFiles(int, const WorkingOrigin&) { return Status::Invalid("there are no working files here"); }
+
+TensorShard Range(uint64_t first, uint64_t count) {
+  TensorShard shard;
+  shard.global_shape = {kNumel};
+  shard.flat = true;
+  shard.flat_first = first;
+  shard.count = count;
+  return shard;
+}
+
+// One flat tensor "w", saved by three ranks in blocks of 30000 elements; the last block of each rank has master
+// parameters only, the first of rank 1 nothing at all.
+struct Saved {
+  ScratchDir scratch;
+  std::string directory = scratch / "checkpoints";
+  std::vector<float> arrays[3];
+
+  Saved() {
+    fs::create_directory(directory);
+    fs::create_directory(scratch / "journal");
+    std::mt19937 random(1);
+    std::uniform_real_distribution<float> values(-1, 1);
+    for (std::vector<float>& array : arrays) {
+      array.resize(kNumel);
+      for (float& value : array) value = values(random);
+    }
+    for (uint32_t rank = 0; rank < 3; ++rank) Save(rank);
+  }
+
+  void Save(uint32_t rank) {
+    UniqueFd journal(::open((scratch / "journal").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    PartFiles::Options options;
+    options.directory = directory;
+    options.head.job = "job";
+    options.head.tag = "tag";
+    options.head.step = 7;
+    options.head.world_size = 3;
+    options.head.rank = rank;
+    options.head.attempt = kAttempt;
+    options.head.started_unix_ns = 1;
+    options.journal_fd = journal.get();
+    options.journal_shown = "journal";
+    Result<std::unique_ptr<PartFiles>> part = PartFiles::Begin(options);
+    INFO(part.status().message());
+    REQUIRE(part.ok());
+    const uint64_t begin = kNumel * rank / 3, end = kNumel * (rank + 1) / 3;
+    Manifest manifest;
+    PartSubgroup subgroup;
+    subgroup.key = "w";
+    subgroup.numel = end - begin;
+    subgroup.tensors.push_back({"w", Range(begin, end - begin), 7});
+    uint64_t offset = kPartHeaderBytes;
+    for (uint64_t first = 0; first < subgroup.numel; first += 30'000) {
+      PartBlock block;
+      block.first = first;
+      block.count = std::min<uint64_t>(30'000, subgroup.numel - first);
+      block.stored = rank == 1 && first == 0            ? kStoredNothing
+                     : first + 30'000 >= subgroup.numel ? kStoredMaster
+                                                        : kStoredAll;
+      std::vector<std::byte> stored(StoredBytes(block));
+      for (uint32_t array = 0; array < 3; ++array) {
+        float* values = arrays[array].data() + begin + first;
+        if (array >= block.stored) std::fill_n(values, block.count, 0.0f);
+        if (array < block.stored)
+          std::memcpy(stored.data() + array * StoredArrayBytes(block.count), values, block.count * 4);
+      }
+      if (block.stored != kStoredNothing) {
+        block.offset = offset;
+        block.hash = BlockHash(stored.data(), block.stored, StoredArrayBytes(block.count));
+        REQUIRE(WriteAll((*part)->data_fd(), stored.data(), stored.size(), offset, "data").ok());
+        offset += stored.size();
+      }
+      subgroup.blocks.push_back(block);
+    }
+    PartFile file;
+    file.bytes = offset;
+    manifest.files = {file};
+    manifest.subgroups = {subgroup};
+    const Status committed = (*part)->Commit(&manifest);
+    INFO(committed.message());
+    REQUIRE(committed.ok());
+  }
+
+  std::string Part(uint32_t rank) const { return directory + "/tag/part-" + std::to_string(rank); }
+  std::string Data(uint32_t rank) const { return Part(rank) + "/" + DataName(kAttempt, 0); }
+
+  RestorePlan::Parts Parts() const {
+    RestorePlan::Parts parts;
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      UniqueFd fd(::open(Part(rank).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+      Result<Manifest> manifest = ReadManifest(fd.get(), kAttempt, Part(rank));
+      REQUIRE(manifest.ok());
+      parts.push_back(std::make_shared<const Manifest>(std::move(*manifest)));
+    }
+    return parts;
+  }
+};
+
+// All elements of a range of the tensor, in blocks of `block`, by a reader of its own for that range.
+struct Filled {
+  Status status;
+  std::vector<float> arrays[3];
+  uint64_t read_bytes = 0;
+  uint32_t stored_less = 0;  // blocks in which something is not stored
+};
+
+Filled Fill(const Saved& saved, uint64_t first, uint64_t count, uint64_t block, int threads = 1) {
+  const RestorePlan::Parts parts = saved.Parts();
+  Result<RestorePlan> plan = RestorePlan::Make(parts, 0, 1, {{"w", Range(first, count), 0}});
+  INFO(plan.status().message());
+  REQUIRE(plan.ok());
+  PartReader reader(std::make_shared<const RestorePlan>(std::move(*plan)), FolderOpener(saved.directory, parts));
+  Filled filled;
+  for (std::vector<float>& array : filled.arrays) array.assign(count, -9.0f);
+  std::mutex mutex;
+  std::atomic<uint64_t> next{0};
+  const auto work = [&] {
+    for (uint64_t at; (at = next.fetch_add(block)) < count;) {
+      PartReader::Target target;
+      for (size_t i = 0; i < 3; ++i) target.arrays[i] = reinterpret_cast<std::byte*>(filled.arrays[i].data() + at);
+      uint8_t stored = 99;
+      const Status status = reader.Fill(at, std::min(block, count - at), target, &stored);
+      std::lock_guard guard(mutex);
+      if (!status.ok()) filled.status = status;
+      filled.stored_less += stored < kStoredAll;
+    }
+  };
+  std::vector<std::thread> workers;
+  for (int i = 1; i < threads; ++i) workers.emplace_back(work);
+  work();
+  for (std::thread& worker : workers) worker.join();
+  filled.read_bytes = reader.read_bytes();
+  return filled;
+}
+
+void Flip(const std::string& file, uint64_t at) {
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekg(static_cast<std::streamoff>(at));
+  const char byte = static_cast<char>(stream.get());
+  stream.seekp(static_cast<std::streamoff>(at));
+  stream.put(static_cast<char>(byte ^ 16));
+  REQUIRE(stream.good());
+}
+
+}  // namespace
+
+TEST_CASE("PartReader.FillsWhatWasSavedWhateverTheBlocks") {
+  const Saved saved;
+  const std::vector<std::pair<uint64_t, uint64_t>> ranges = {{0, kNumel}, {1, 17}, {66'000, 70'001}, {199'999, 4}};
+  for (const auto& [first, count] : ranges) {
+    for (const uint64_t block : {uint64_t{1000}, uint64_t{65'536}, uint64_t{1} << 20}) {
+      for (const int threads : {1, 4}) {
+        const Filled filled = Fill(saved, first, count, block, threads);
+        INFO(filled.status.message() << " from " << first << " in blocks of " << block);
+        REQUIRE(filled.status.ok());
+        for (uint32_t array = 0; array < 3; ++array)
+          CHECK(std::memcmp(filled.arrays[array].data(), saved.arrays[array].data() + first, count * 4) == 0);
+      }
+    }
+  }
+  CHECK(Fill(saved, 0, kNumel, 1000).stored_less > 0);
+  // Comparing costs one more reading of each block, however small the pieces are that are asked for.
+  CHECK(Fill(saved, 0, kNumel, 1000).read_bytes < 2 * 12 * kNumel + 9 * 12 * 4096);
+}
+
+TEST_CASE("PartReader.NoValueComesFromABlockThatHasChanged") {
+  const Saved saved;
+  const uint64_t bytes = fs::file_size(saved.Data(2));
+  std::mt19937_64 random(3);
+  for (int trial = 0; trial < 40; ++trial) {
+    const uint64_t at = kPartHeaderBytes + random() % (bytes - kPartHeaderBytes);
+    INFO("byte " << at);
+    Flip(saved.Data(2), at);
+    const Filled filled = Fill(saved, 0, kNumel, 65'536);
+    CHECK(filled.status.code() == -EBADMSG);
+    CHECK(filled.status.message().find("rank 2") != std::string::npos);
+    CHECK(filled.status.message().find(DataName(kAttempt, 0)) != std::string::npos);
+    Flip(saved.Data(2), at);
+  }
+  CHECK(Fill(saved, 0, kNumel, 65'536).status.ok());
+  // What needs nothing of that file is not concerned.
+  Flip(saved.Data(2), kPartHeaderBytes);
+  CHECK(Fill(saved, 0, kNumel / 3, 65'536).status.ok());
+}
+
+TEST_CASE("PartReader.AFileThatIsCutOrGoneIsNamed") {
+  const Saved saved;
+  fs::resize_file(saved.Data(1), fs::file_size(saved.Data(1)) - 4096);
+  CHECK(Fill(saved, 0, kNumel, 65'536).status.code() == -EIO);
+  fs::remove(saved.Data(1));
+  const Filled gone = Fill(saved, 0, kNumel, 65'536);
+  CHECK(gone.status.code() == -ENOENT);
+  CHECK(gone.status.message().find("part-1") != std::string::npos);
+  fs::create_symlink(saved.Data(0), saved.Data(1));
+  CHECK(Fill(saved, 0, kNumel, 65'536).status.code() == -ELOOP);
+}
+
+TEST_CASE("Inspect.ListsVerifiesAndRemoves") {
+  const Saved saved;
+  const auto list = [&] {
+    const Result<std::string> text = ListCheckpoints(saved.directory, NoWorkingFiles);
+    REQUIRE(text.ok());
+    return json::parse(text.value()).at("checkpoints");
+  };
+  bool right = false;
+  const auto verify = [&](const std::optional<std::string>& tag) {
+    const Result<std::string> text = VerifyCheckpoint(saved.directory, tag, NoWorkingFiles, &right);
+    INFO(text.status().message());
+    REQUIRE(text.ok());
+    const json found = json::parse(text.value());
+    CHECK(found.at("ok") == right);
+    return found;
+  };
+  json found = list();
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].at("tag") == "tag");
+  CHECK(found[0].at("state") == "complete");
+  CHECK(found[0].at("step") == 7);
+  CHECK(found[0].at("parts") == 3);
+  CHECK(found[0].at("bytes") ==
+        fs::file_size(saved.Data(0)) + fs::file_size(saved.Data(1)) + fs::file_size(saved.Data(2)));
+  CHECK(verify(std::nullopt).at("tag") == "tag");
+  CHECK(right);
+
+  Flip(saved.Data(0), kPartHeaderBytes + 5);
+  CHECK(verify("tag").at("problems").size() == 1);
+  CHECK(!right);
+  CHECK(list()[0].at("state") == "complete");  // it reads no blocks
+  Flip(saved.Data(0), kPartHeaderBytes + 5);
+  Flip(saved.Data(0), 100);  // its header
+  CHECK(verify("tag").at("problems").size() == 1);
+  CHECK(list()[0].at("state") == "damaged");
+  Flip(saved.Data(0), 100);
+
+  std::ofstream(saved.directory + "/tag/notes") << "mine";
+  bool all = true;
+  Result<std::string> text = RemoveCheckpoint(saved.directory, "tag", &all);
+  REQUIRE(text.ok());
+  CHECK(!all);
+  CHECK(json::parse(text.value()).at("removed") == 6);
+  CHECK(fs::exists(saved.directory + "/tag/notes"));
+  CHECK(!fs::exists(saved.Part(0)));
+  CHECK(list().empty());
+  CHECK(VerifyCheckpoint(saved.directory, "tag", NoWorkingFiles, &right).status().code() == -ENOENT);
+  fs::remove(saved.directory + "/tag/notes");
+  text = RemoveCheckpoint(saved.directory, "tag", &all);
+  REQUIRE(text.ok());
+  CHECK(all);
+  CHECK(!fs::exists(saved.directory + "/tag"));
+  CHECK(RemoveCheckpoint(saved.directory, "../x", &all).status().code() == -EINVAL);
+}
+
+TEST_CASE("Inspect.ASaveThatWasCutIsIncomplete") {
+  const Saved saved;
+  fs::remove(saved.Part(1) + "/" + ManifestName(kAttempt));
+  const json found = json::parse(ListCheckpoints(saved.directory, NoWorkingFiles).value()).at("checkpoints");
+  REQUIRE(found.size() == 1);
+  CHECK(found[0].at("state") == "incomplete");
+  CHECK(found[0].at("parts") == 2);
+  bool right = true;
+  const Status status = VerifyCheckpoint(saved.directory, std::nullopt, NoWorkingFiles, &right).status();
+  CHECK(status.code() == -ENOENT);
+  bool all = false;
+  REQUIRE(RemoveCheckpoint(saved.directory, "tag", &all).ok());
+  CHECK(all);
+  CHECK(!fs::exists(saved.directory + "/tag"));
+}
+
+TEST_CASE("AttemptTable.AllRanksOfANodeHaveTheSameAndARepeatedSaveAnother") {
+  AttemptTable table;
+  const AttemptTable::Save save{1000, "job", "/dir", "tag", 7, 2};
+  uint8_t count = 0;
+  const auto choose = [&](const AttemptTable::Save& which, uint32_t rank, uint32_t here = 2) {
+    std::array<uint8_t, 16> random{};
+    random[3] = ++count;
+    return table.Choose(which, rank, here, random);
+  };
+  const AttemptId first = choose(save, 0).value();
+  CHECK(!first.zero());
+  CHECK(choose(save, 1).value() == first);
+  // Refused, for want of space perhaps, and asked again: still with the others.
+  table.Return(save, 1, first);
+  CHECK(choose(save, 1).value() == first);
+  // The next save under the same tag, and one of which a rank begins again.
+  const AttemptId second = choose(save, 1).value();
+  CHECK(second != first);
+  const AttemptId third = choose(save, 1).value();
+  CHECK(third != second);
+  CHECK(choose(save, 0).value() == third);
+  AttemptTable::Save other = save;
+  other.step = 8;
+  const AttemptId fourth = choose(other, 0).value();
+  CHECK(choose(save, 0).value() != fourth);
+  const Result<AttemptId> elsewhere = choose(save, 0, 1);
+  CHECK(elsewhere.status().code() == -EINVAL);
+  CHECK(elsewhere.status().message().find("attempt=") != std::string::npos);
+  CHECK(table.size() == 2);
+  table.Forget(1000, "another");
+  CHECK(table.size() == 2);
+  table.Forget(1000, "job");
+  CHECK(table.size() == 0);
+}
+
+}  // namespace mlpo::test
