@@ -12,13 +12,18 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
+#include <future>
 #include <mutex>
 #include <random>
 #include <system_error>
 
 #include "daemon/adam/kernel.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/loose_threads.h"
 #include "daemon/base/thread.h"
+#include "daemon/checkpoint/folders.h"
+#include "daemon/checkpoint/journal.h"
+#include "daemon/checkpoint_tool.h"
 #include "daemon/config/load.h"
 #include "daemon/control/status_json.h"
 #include "daemon/doctor/gather.h"
@@ -32,6 +37,7 @@ namespace mlpo {
 namespace {
 
 constexpr int kFastStopSeconds = 10;
+constexpr auto kSavesPatience = std::chrono::seconds(3);  // less than that
 // What the service manager is told that a step of start or stop takes at most, and how fast a pool comes and goes.
 constexpr int64_t kStepSeconds = 60;
 constexpr uint64_t kPoolBytesPerS = 256u << 20;
@@ -107,6 +113,17 @@ GcReport CollectGarbageOf(const Config& config, const std::string& node, bool dr
   all.dry_run = dry_run;
   CleanupOptions options;
   options.dry_run = dry_run;
+  options.journal = [](int node_fd, bool dry, GcReport* report) {
+    const std::string shown = std::string("the journal ") + kJournalFolder;
+    Result<UniqueFd> journal = OpenFolder(node_fd, kJournalFolder, shown);
+    if (journal.status().os_errno() == ENOENT) return Status();
+    if (!journal.ok()) return journal.status();
+    const Result<JournalRest> rest = FindRest(std::move(*journal), shown, nullptr, /*alone=*/!dry);
+    if (!rest.ok()) return rest.status();
+    for (const std::string& reason : rest.value().strange) report->kept.push_back({shown, 0, reason});
+    RemoveRest(rest.value(), CheckWorkingHeader, dry, report);
+    return Status();
+  };
   for (const PathConfig& path : config.paths) {
     const Result<GcReport> report = CleanNode(path.directory, node.empty() ? config.daemon.node : node, options);
     if (report.ok()) {
@@ -265,6 +282,8 @@ Status Daemon::StartLoop() {
   options.order = OrderOf(config_.scheduler.order);
   options.learn = config_.scheduler.learn;
   options.integrity = config_.scheduler.integrity;
+  options.copy_buffers = config_.checkpoint.buffers;
+  options.restore_buffers = 2 * config_.checkpoint.readers;  // one that is filled and one that waits, of each
   options.seed = std::hash<std::string>()(config_.daemon.node);
   options.paths = parameters_;
   for (const auto& path : paths_) {
@@ -286,6 +305,9 @@ Status Daemon::StartLoop() {
   events.gone = [this](SessionId session) { PostMain([this, session] { OnGone(session); }); };
   events.evacuated = [this](PathIndex path) { PostMain([this, path] { Evacuated(path); }); };
   events.probe = [this](PathIndex path, uint64_t end) { Probe(path, end); };
+  events.file_unused = [this](SessionId session, PathIndex path, FileId file) {
+    PostMain([this, session, path, file] { RemoveLeft(session, path, file); });
+  };
   events.make_room = [this](const ObjectStore& store, uint64_t bytes, uint64_t ticket) {
     const FileOwner owner{store.uid, store.job_name, kObjectsRank, store.id & ~kStoreBit};
     PostMain([this, id = store.id, owner, bytes, ticket] { MakeRoom(id, owner, bytes, ticket); });
@@ -294,7 +316,30 @@ Status Daemon::StartLoop() {
   for (uint32_t piece = 1; piece < pool_->piece_count(); ++piece) {
     if (pool_->IsReady(piece)) loop_->Post([this, piece] { loop_->AddPiece(piece); });
   }
+  StartCheckpoints();
   return Status();
+}
+
+void Daemon::StartCheckpoints() {
+  CheckpointRuns::Options options;
+  options.main = &io_;
+  options.loop = loop_.get();
+  for (size_t i = 0; i < paths_.size(); ++i)
+    options.paths.push_back(
+        {paths_[i].get(), paths_[i]->directory(), config_.paths[i].persistent, parameters_[i].write_bytes_per_s});
+  options.node = config_.daemon.node;
+  const CheckpointConfig& config = config_.checkpoint;
+  if (config.copy_share > 0) options.copy_share = config.copy_share;  // 0: the default
+  options.writers = config.writers;
+  options.readers = config.readers;
+  options.buffer_bytes = pool_->buffer_bytes();
+  options.make_room = [this](const SessionIdentity& identity, std::vector<bool> next,
+                             CheckpointRuns::Options::RoomMade done) {
+    MakeRoomForCopy(identity, std::move(next), std::move(done));
+  };
+  options.next_files_used = [this](SessionId session, bool used) { UseNextFiles(session, used); };
+  options.hold_files = [this](SessionId session, bool needed) { HoldFiles(session, needed); };
+  checkpoints_ = std::make_shared<CheckpointRuns>(std::move(options));
 }
 
 Status Daemon::OpenSockets(const std::string& socket) {
@@ -344,6 +389,12 @@ Status Daemon::OpenSockets(const std::string& socket) {
   handlers.doctor = [this](std::function<void(std::string)> answer) { Examine(std::move(answer)); };
   handlers.trace = [this](double seconds, std::function<void(Trace)> answer) { RecordTrace(seconds, answer); };
   handlers.trace_stop = [this] { trace_end_.cancel(); };
+  handlers.request_checkpoint = [this](std::optional<uint32_t> uid, std::optional<std::string> job,
+                                       std::function<void(uint64_t)> answer) {
+    loop_->Post([this, uid, job = std::move(job), answer = std::move(answer)] {
+      PostMain([answer, asked = loop_->AskForCheckpoint(uid, job)] { answer(asked); });
+    });
+  };
   Result<std::unique_ptr<ControlServer>> server = ControlServer::Open(io_, control, std::move(handlers));
   if (!server.ok()) return server.status();
   control_ = std::move(*server);
@@ -373,6 +424,7 @@ Daemon::~Daemon() {
   control_.reset();
   metrics_http_.reset();
   counters_.reset();
+  if (checkpoints_) checkpoints_->Stop();  // what it has posted to the loop and to main is not carried out any more
   housekeeping_.join();
   lookout_.join();
   // A collector would go on showing what was.
@@ -403,6 +455,7 @@ int Daemon::Run() {
     return EX_OSERR;
   }
   WaitForSignal();
+  checkpoints_->CleanUp();
   sessions_->Start();
   state_ = State::kReady;
   StoreCounters();
@@ -620,6 +673,7 @@ void Daemon::BeginDrain(const char* why) {
 void Daemon::StopFast() {
   spdlog::warn("event=fast_stop sessions={}", sessions_->session_count());
   EndSessions();
+  loop_->Post([this] { loop_->FailSaves(Status(-ESHUTDOWN, "the daemon is stopping fast")); });
   drain_deadline_.expires_after(std::chrono::seconds(kFastStopSeconds));
   drain_deadline_.async_wait([](boost::system::error_code error) {
     if (error) return;
@@ -637,7 +691,21 @@ void Daemon::EndSessions() {
 }
 
 void Daemon::MaybeFinish() {
-  if (state_ != State::kEnding || sessions_->session_count() > 0 || !storages_.empty()) return;
+  if (state_ != State::kEnding || sessions_->session_count() > 0) return;
+  const auto is_used = [](const auto& entry) { return !entry.second->gone; };
+  if (std::any_of(storages_.begin(), storages_.end(), is_used)) return;
+  // What is left are files of saves whose sessions have ended. The drain has waited for those that move.
+  if (!storages_.empty() && !saves_waited_for_) {
+    saves_deadline_.expires_after(kSavesPatience);
+    saves_deadline_.async_wait([this](boost::system::error_code error) {
+      if (error) return;
+      saves_waited_for_ = true;
+      spdlog::warn("event=checkpoints_left sessions={}", storages_.size());
+      MaybeFinish();
+    });
+    return;
+  }
+  saves_deadline_.cancel();
   drain_deadline_.cancel();
   signals_.cancel();
   io_.stop();
@@ -740,10 +808,14 @@ void Daemon::PrepareStorage(const SessionIdentity& identity, const SubgroupSpec&
   const uint64_t bytes = blocks * Scheduler::BufferBytes(config_.memory.block_elements);
   const Status taken = TakeCapacity(*storage, identity.uid, identity.job, bytes);
   if (!taken.ok()) return PostMain([done = std::move(done), taken] { done(taken); });
+  storage->blocks += blocks;
   PostHousekeeping([this, storage, identity, blocks, bytes, uses = UsedPaths(), done = std::move(done)] {
     Status status = Reserve(*storage, identity, blocks, uses);
-    PostMain([this, storage, bytes, done, status] {
-      if (!status.ok()) GiveCapacity(*storage, bytes);
+    PostMain([this, storage, blocks, bytes, done, status] {
+      if (!status.ok()) {
+        GiveCapacity(*storage, bytes);
+        storage->blocks -= blocks;
+      }
       done(status);
     });
   });
@@ -788,12 +860,124 @@ void Daemon::SetStaging(SessionId session, std::byte* data, uint64_t bytes, std:
 }
 
 void Daemon::SessionEnded(const SessionIdentity& identity) {
+  checkpoints_->SessionEnded(identity);
   loop_->Post([this, id = identity.id] { loop_->EndSession(id); });
+}
+
+// ---- Checkpoints ----
+
+void Daemon::BeginCheckpoint(const SessionIdentity& identity, const CheckpointRequest& request,
+                             std::function<void(Result<CheckpointBegun>)> done) {
+  CheckpointRuns::Save save;
+  save.directory = request.directory;
+  save.tag = request.tag;
+  save.step = request.step;
+  save.attempt = AttemptId{request.attempt};
+  save.overwrite = request.overwrite;
+  save.ranks_here = request.ranks_here;
+  save.files = request.files;
+  checkpoints_->Begin(identity, save, [this, id = identity.id, done](Result<CheckpointRuns::Begun> begun) {
+    if (!begun.ok()) return done(begun.status());
+    const auto storage = storages_.find(id);
+    CheckpointBegun answer;
+    answer.attempt = begun->attempt.bytes;
+    answer.handle = begun->handle;
+    answer.bytes = storage == storages_.end() ? 0 : storage->second->blocks * pool_->buffer_bytes();
+    done(answer);
+  });
+}
+
+void Daemon::BeginRestore(const SessionIdentity& identity, const RestoreRequest& request,
+                          std::function<void(Result<RestoreBegun>)> done) {
+  loop_->Post([this, identity, request, done = std::move(done)] {
+    PostMain([this, identity, request, done, specs = loop_->Specs(identity.id)]() mutable {
+      const std::optional<std::string> tag = request.tag.empty() ? std::nullopt : std::optional(request.tag);
+      checkpoints_->Restore(
+          identity, {request.directory, tag, request.files}, std::move(specs),
+          [done](Result<CheckpointRuns::Found> found) {
+            if (!found.ok()) return done(found.status());
+            done(RestoreBegun{found->attempt.bytes, found->tag, found->step, found->world_size, found->handle});
+          });
+    });
+  });
+}
+
+// Of each block a second extent: the state as it is saved stays while training writes another.
+void Daemon::MakeRoomForCopy(const SessionIdentity& identity, std::vector<bool> next,
+                             CheckpointRuns::Options::RoomMade done) {
+  const auto found = storages_.find(identity.id);
+  if (found == storages_.end()) return done(std::vector<FileId>());  // no subgroups, no state
+  const FileOwner owner{identity.uid, identity.job, identity.rank, sessions_->NextGeneration()};
+  const std::shared_ptr<Storage> storage = found->second;
+  // The room stays the session's, for its next checkpoint; and so does its quota.
+  const uint64_t both = 2 * storage->blocks * Scheduler::BufferBytes(config_.memory.block_elements);
+  const uint64_t more = both - std::min(both, storage->quota_bytes);
+  const Status taken = TakeCapacity(*storage, identity.uid, identity.job, more);
+  if (!taken.ok()) return done(taken.Within("a checkpoint needs as much room again as the state has"));
+  std::vector<bool> uses = UsedPaths();
+  for (size_t i = 0; i < next.size(); ++i) next[i] = next[i] && uses[i];
+  PostHousekeeping([this, storage, next = std::move(next), owner, more, uses, done = std::move(done)] {
+    Status status;
+    std::vector<FileId> files;
+    if (storage->store) {
+      storage->store->MakeNext(next, owner);
+      status = storage->store->ReserveForCopy(shares_, uses);
+      files = storage->store->next_files();
+      const Status dropped = status.ok() ? Status() : storage->store->DropNext();
+      if (!dropped.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", dropped.message());
+    }
+    PostMain([this, storage, more, done, status, files = std::move(files)]() mutable {
+      if (status.ok()) return done(std::move(files));
+      GiveCapacity(*storage, more);
+      done(status);
+    });
+  });
+}
+
+// Of the session's files on persistent paths: those that were made for this are its own now, or never will be.
+void Daemon::UseNextFiles(SessionId session, bool used) {
+  const auto found = storages_.find(session);
+  if (found == storages_.end()) return;
+  PostHousekeeping([storage = found->second, used] {
+    if (!storage->store) return;
+    if (used) return storage->store->UseNext();
+    const Status dropped = storage->store->DropNext();
+    if (!dropped.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", dropped.message());
+  });
+}
+
+void Daemon::RemoveLeft(SessionId session, PathIndex path, FileId file) {
+  const auto found = storages_.find(session);
+  if (found == storages_.end()) return;  // it has ended: all its files go
+  PostHousekeeping([storage = found->second, path, file] {
+    const Status removed = storage->store ? storage->store->RemoveLeft(path, file) : Status();
+    if (!removed.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", removed.message());
+  });
+}
+
+void Daemon::HoldFiles(SessionId session, bool needed) {
+  const auto found = storages_.find(session);
+  if (found == storages_.end()) return;
+  Storage& storage = *found->second;
+  if (!needed && storage.saves == 0) return;  // it was made after the save began, which has nothing in it then
+  storage.saves += needed ? 1 : -1;
+  if (storage.saves > 0 || !storage.gone) return;
+  RemoveFiles(session, found->second);
 }
 
 void Daemon::OnGone(SessionId session) {
   auto it = storages_.find(session);
   std::shared_ptr<Storage> storage = it == storages_.end() ? nullptr : it->second;
+  if (storage && storage->saves > 0) {
+    // The rank may come again at once: its files have another generation.
+    storage->gone = true;
+    if (!IsStore(session)) sessions_->SessionGone(session);
+    return;
+  }
+  RemoveFiles(session, std::move(storage));
+}
+
+void Daemon::RemoveFiles(SessionId session, std::shared_ptr<Storage> storage) {
   // Behind anything that housekeeping still does for this session.
   PostHousekeeping([this, session, storage] {
     if (storage && storage->store) {
@@ -801,9 +985,10 @@ void Daemon::OnGone(SessionId session) {
       if (!removed.ok()) spdlog::warn("event=remove_failed session={} reason=\"{}\"", session, removed.message());
     }
     PostMain([this, session, storage] {
+      const bool told = storage && storage->gone;
       if (storage) GiveCapacity(*storage, storage->quota_bytes);
       storages_.erase(session);
-      if (!IsStore(session)) sessions_->SessionGone(session);
+      if (!told && !IsStore(session)) sessions_->SessionGone(session);
       MaybeFinish();
     });
   });
@@ -1043,11 +1228,28 @@ void Daemon::CollectGarbage(const GcRequest& request, std::function<void(Result<
             {path->directory(), 0, report ? report->status().message() : "its file system does not answer in time"});
       }
     }
+    if (own) all.Add(RestsOfSaves(request.dry_run));
     spdlog::info("event=gc node={} dry_run={} removed={} bytes={} kept={} failed={}",
                  own ? config_.daemon.node : request.node, request.dry_run, all.removed.size(), all.removed_bytes(),
                  all.kept.size(), all.failed.size());
     PostMain([answer, text = GcJson(all)] { answer(text); });
   });
+}
+
+// Of saves that were cut, in directories of checkpoints, which may hang. In the lookout.
+GcReport Daemon::RestsOfSaves(bool dry_run) {
+  GcReport failed;
+  const auto fail = [&failed](const std::string& why) {
+    failed.failed.push_back({"the daemon's journal of checkpoints", 0, why});
+    return failed;
+  };
+  const Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("ckpt-gc", 1);
+  if (!thread.ok()) return fail(thread.status().message());
+  const auto found = std::make_shared<std::promise<GcReport>>();
+  std::future<GcReport> report = found->get_future();
+  thread.value()->Post([found, runs = checkpoints_, dry_run] { found->set_value(runs->CollectGarbage(dry_run)); });
+  if (report.wait_for(kGcPatience) != std::future_status::ready) return fail("a directory does not answer in time");
+  return report.get();
 }
 
 // ---- Calibration ----

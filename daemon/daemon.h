@@ -6,7 +6,8 @@
 //
 // Threads: main (this; Asio), data (data_loop.h), one a path queue, the workers, one for housekeeping (whatever may
 // block on a file system or on memory), one for what nobody waits for (the doctor, the metrics file), one that writes
-// the counters file, one that ends an end that hangs. Main and these talk by posted functions.
+// the counters file, one that ends an end that hangs, some for each checkpoint. Main and these talk by posted
+// functions.
 #pragma once
 
 #include <atomic>
@@ -27,6 +28,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/service_manager.h"
 #include "daemon/base/unix_socket.h"
+#include "daemon/checkpoint_runs.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control_server.h"
 #include "daemon/control/counters_file.h"
@@ -71,6 +73,9 @@ class Daemon : public SessionHost {
     uint32_t uid = 0;                    // main: whose quota
     std::string job;
     uint64_t quota_bytes = 0;  // main: that count there
+    uint64_t blocks = 0;       // main: asked for
+    uint32_t saves = 0;        // main: that need the files, though the session may have gone
+    bool gone = false;         // main: the session has
   };
 
   Daemon(Config config, ServiceManager* service) : config_(std::move(config)), service_(service) {}
@@ -86,7 +91,14 @@ class Daemon : public SessionHost {
   std::vector<bool> UsedPaths() const;
   Status MakeFiles(Storage& storage, const FileOwner& owner, const std::vector<bool>& uses);
   Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks, const std::vector<bool>& uses);
+  void StartCheckpoints();
+  void MakeRoomForCopy(const SessionIdentity& identity, std::vector<bool> next, CheckpointRuns::Options::RoomMade done);
+  void UseNextFiles(SessionId session, bool used);
+  void RemoveLeft(SessionId session, PathIndex path, FileId file);
+  void HoldFiles(SessionId session, bool needed);
+  void RemoveFiles(SessionId session, std::shared_ptr<Storage> storage);
   void CollectGarbage(const GcRequest& request, std::function<void(Result<std::string>)> answer);
+  GcReport RestsOfSaves(bool dry_run);
   // mlpo-ctl paths
   void CommandPath(const PathCommand& command, std::function<void(Result<std::string>)> answer);
   void Disable(PathIndex path, std::function<void(Result<std::string>)> answer);
@@ -140,6 +152,10 @@ class Daemon : public SessionHost {
                      std::function<void(Result<std::shared_ptr<Memfd>>)> done) override;
   void AddSubgroup(SessionId session, SubgroupSpec spec, std::function<void()> done) override;
   void SetStaging(SessionId session, std::byte* data, uint64_t bytes, std::function<void()> done) override;
+  void BeginCheckpoint(const SessionIdentity& identity, const CheckpointRequest& request,
+                       std::function<void(Result<CheckpointBegun>)> done) override;
+  void BeginRestore(const SessionIdentity& identity, const RestoreRequest& request,
+                    std::function<void(Result<RestoreBegun>)> done) override;
   void SessionEnded(const SessionIdentity& identity) override;
   void Dispose(std::shared_ptr<void> memory) override;
   void OnGone(SessionId session);
@@ -161,6 +177,8 @@ class Daemon : public SessionHost {
   boost::asio::thread_pool lookout_{1};  // doctor, gc, metrics file, paths taken back: no session waits
   boost::asio::signal_set signals_{io_};
   boost::asio::steady_timer drain_deadline_{io_};
+  boost::asio::steady_timer saves_deadline_{io_};  // for saves whose sessions have ended, at the end
+  bool saves_waited_for_ = false;
   boost::asio::steady_timer next_beat_{io_};
   boost::asio::steady_timer trace_end_{io_};
   uint64_t traces_ = 0;  // asked for
@@ -190,6 +208,7 @@ class Daemon : public SessionHost {
   std::vector<std::string> path_states_;              // per path, as last logged
   std::vector<bool> disabled_;                        // per path, by command
   std::vector<uint32_t> enabling_;                    // per path: Enables under way
+  std::shared_ptr<CheckpointRuns> checkpoints_;       // its threads may outlive the daemon
   BoundSocket socket_;
   std::unique_ptr<SessionServer> sessions_;
   std::unique_ptr<CountersFile> counters_;

@@ -8,9 +8,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <string_view>
 
 #include "daemon/base/log.h"
 #include "daemon/base/service_manager.h"
+#include "daemon/checkpoint_tool.h"
 #include "daemon/config/load.h"
 #include "daemon/control/status_json.h"
 #include "daemon/daemon.h"
@@ -73,6 +75,7 @@ int CollectGarbage(const mlpo::LoadOutcome& loaded) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "checkpoint") return mlpo::CheckpointTool({argv + 2, argv + argc});
   const mlpo::Environment environment = mlpo::ReadEnvironment();
   mlpo::LoadOutcome loaded = mlpo::LoadConfig(argc, argv, environment);
   std::fputs(loaded.output.c_str(), stdout);

@@ -69,6 +69,13 @@ struct QuotaConfig {
   uint64_t job_pool_bytes = 0;
 };
 
+struct CheckpointConfig {
+  double copy_share = 0.05;  // of what the target can write: copies go at least so fast, whatever training wants
+  uint32_t buffers = 4;      // of the pool that copies may have, of all checkpoints together
+  uint32_t writers = 2;      // threads that write one part
+  uint32_t readers = 4;      // threads that read parts, of one rank's restore
+};
+
 struct PathConfig {
   std::string name;  // "": last component of the directory, made unique
   std::string directory;
@@ -92,6 +99,7 @@ struct Config {
   AdamConfig adam;
   SchedulerConfig scheduler;
   QuotaConfig quota;
+  CheckpointConfig checkpoint;
   std::vector<PathConfig> paths;
 
   // "memory.pool" -> "mlpo.toml:12" | "environment MLPO_MEMORY__POOL" | "command line --memory" | "default"

@@ -306,6 +306,12 @@ std::vector<Setting<Config>> BuildSettings() {
        Size("user_pool", &Q::user_pool_bytes, {}), Count("job_sessions", &Q::job_sessions, {}),
        Count("job_requests", &Q::job_requests, {.min = 8, .zero = true}), Size("job_arenas", &Q::job_arenas_bytes, {}),
        Size("job_capacity", &Q::job_capacity_bytes, {}), Size("job_pool", &Q::job_pool_bytes, {})});
+  using C = CheckpointConfig;
+  Append(
+      &all, "checkpoint", &Config::checkpoint,
+      {Real("copy_share", &C::copy_share, 0.05, 1, "a number from 0.05 to 1", &ParseReal, &FormatNumber),
+       Integer("buffers", &C::buffers, {.min = 1, .max = 64}), Integer("writers", &C::writers, {.min = 1, .max = 64}),
+       Integer("readers", &C::readers, {.min = 1, .max = 64})});
   return all;
 }
 

@@ -22,7 +22,7 @@ namespace {
 
 constexpr size_t kMaxFileBytes = 1u << 20;
 constexpr const char* kTurn = "turn";  // of a path: {blocks = 4, direction = "one"}
-constexpr std::array<const char*, 4> kSections = {"daemon", "memory", "adam", "scheduler"};
+constexpr std::array<const char*, 5> kSections = {"daemon", "memory", "adam", "scheduler", "checkpoint"};
 
 std::string Place(const std::string& name, const toml::source_region& region) {
   return name + ":" + std::to_string(region.begin.line);
@@ -56,7 +56,7 @@ std::string UnknownSection(const std::string& section) {
   known.push_back("path");
   const std::string nearest = NearestKey(section, known);
   std::string text = "unknown section [" + Printable(section) + "]";
-  if (nearest.empty()) return text + "; known: [daemon] [memory] [adam] [scheduler] [[path]]";
+  if (nearest.empty()) return text + "; known: [daemon] [memory] [adam] [scheduler] [checkpoint] [[path]]";
   return text + "; did you mean " + (nearest == "path" ? "[[path]]?" : "[" + nearest + "]?");
 }
 

@@ -38,7 +38,8 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::string_view kPathMethods = "paths_";
 
 bool TakesParameters(const std::string& method) {
-  return method == "bench" || method == "gc" || method.starts_with("trace_") || method.starts_with(kPathMethods);
+  return method == "bench" || method == "gc" || method == "checkpoint_request" || method.starts_with("trace_") ||
+         method.starts_with(kPathMethods);
 }
 
 }  // namespace
@@ -75,6 +76,7 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   void CommandPath(const std::shared_ptr<Connection>& connection, RpcRequest request);
   void CollectGarbage(const std::shared_ptr<Connection>& connection, RpcRequest request);
   std::function<void(Result<std::string>)> Later(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void RequestCheckpoint(const std::shared_ptr<Connection>& connection, RpcRequest request);
   // The recording: one at a time, kept until it has been read, or for a minute.
   struct Recording {
     uint64_t number = 0;
@@ -234,6 +236,8 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     CommandPath(connection, std::move(*request));
   } else if (request->method == "gc") {
     CollectGarbage(connection, std::move(*request));
+  } else if (request->method == "checkpoint_request") {
+    RequestCheckpoint(connection, std::move(*request));
   } else if (request->method == "drain") {
     Drain(connection, *request);
   } else if (request->method == "trace_start") {
@@ -250,7 +254,8 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     Reply(connection, *request,
           RpcErrorLine(request->id, RpcError::kNoMethod,
                        "no such method; known: status, sessions, paths, metrics, trace_start, trace_stop, trace_read, "
-                       "doctor, version, bench, gc, paths_disable, paths_enable, paths_evacuate, drain"));
+                       "checkpoint_request, doctor, version, bench, gc, paths_disable, paths_enable, paths_evacuate, "
+                       "drain"));
   }
 }
 
@@ -413,6 +418,22 @@ std::function<void(Result<std::string>)> ControlServer::Core::Later(const std::s
         asker, waiter.request,
         result.ok() ? RpcResultLine(id, *result) : RpcErrorLine(id, RpcError::kNotPossible, result.status().message()));
   };
+}
+
+// What the trainers do with it is theirs; it is no command to the daemon.
+void ControlServer::Core::RequestCheckpoint(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  std::optional<std::string> job;
+  if (const std::string wrong = ParseCheckpointRequest(request.params, &job); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  const std::optional<uint32_t> uid =
+      IsAdmin(connection->peer()) ? std::nullopt : std::optional<uint32_t>(connection->peer().uid);
+  const Waiter waiter{connection, std::move(request)};
+  handlers_.request_checkpoint(uid, job, [weak = weak_from_this(), waiter](uint64_t sessions) {
+    const auto self = weak.lock();
+    const auto asker = waiter.connection.lock();
+    if (!self || self->stopped_ || !asker || asker->closed()) return;
+    Reply(asker, waiter.request, RpcResultLine(waiter.request.id, "{\"sessions\":" + std::to_string(sessions) + "}"));
+  });
 }
 
 void ControlServer::Core::Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {

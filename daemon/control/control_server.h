@@ -1,11 +1,12 @@
 // ControlServer: answers questions about the daemon on its control socket (JSON-RPC 2.0, one request a line).
 //
-// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; drain, doctor, bench, gc,
-// paths_disable, paths_enable and paths_evacuate, for administrators. Root, the daemon's uid and members of the admin
-// group see and command everything; everyone else sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED
-// decides, at connect). Peers are not trusted: requests are at most 64 KiB and answered one at a time, so that one who
-// does not read costs one answer's memory; idle connections are closed; connections are limited, per uid too; at most
-// one snapshot is in the making for all of them.
+// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; checkpoint_request, of
+// the peer's own sessions, or all for administrators; drain, doctor, bench, gc, paths_disable, paths_enable and
+// paths_evacuate, for administrators. Root, the daemon's uid and members of the admin group see and command everything;
+// everyone else sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED decides, at connect). Peers are
+// not trusted: requests are at most 64 KiB and answered one at a time, so that one who does not read costs one answer's
+// memory; idle connections are closed; connections are limited, per uid too; at most one snapshot is in the making for
+// all of them.
 //
 // Owner: the main thread, which runs the io_context; everything here happens there, the handlers are called there and
 // `snapshot` answers there. The io_context outlives the server; an answer that comes after the server is dropped.
@@ -60,6 +61,10 @@ struct ControlHandlers {
   // Records for so long, or until trace_stop; answers later. One at a time.
   std::function<void(double seconds, std::function<void(Trace)>)> trace = nullptr;
   std::function<void()> trace_stop = nullptr;
+  // Asks trainers for a checkpoint: sessions of this user (nullopt: of all), of this job (nullopt: of all). Answers
+  // later, with how many there are.
+  std::function<void(std::optional<uint32_t> uid, std::optional<std::string> job, std::function<void(uint64_t)>)>
+      request_checkpoint = nullptr;
 };
 
 struct ControlOptions {

@@ -85,6 +85,17 @@ std::string ParsePathCommand(const std::string& params, PathCommand* command) {
   return "";
 }
 
+std::string ParseCheckpointRequest(const std::string& params, std::optional<std::string>* job) {
+  if (params.empty()) return "";
+  const json parsed = json::parse(params, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) return "the parameters of checkpoint_request are an object";
+  for (const auto& [key, value] : parsed.items()) {
+    if (key != "job" || !value.is_string()) return "checkpoint_request takes \"job\" (a string)";
+    *job = value.get<std::string>();
+  }
+  return "";
+}
+
 std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply) {
   RpcRequest request;
   request.id = "null";

@@ -40,6 +40,9 @@ std::string ParseGc(const std::string& params, GcRequest* request);
 struct PathCommand;
 std::string ParsePathCommand(const std::string& params, PathCommand* command);
 
+// Likewise of "checkpoint_request". *job: nullopt without one.
+std::string ParseCheckpointRequest(const std::string& params, std::optional<std::string>* job);
+
 // `result` is JSON text.
 std::string RpcResultLine(const std::string& id, const std::string& result);
 std::string RpcErrorLine(const std::string& id, RpcError code, const std::string& message);

@@ -135,6 +135,17 @@ void AddSteps(const Snapshot& s, Families* out) {
   out->Add(static_cast<double>(s.workers_busy_ns) / kNsPerS);
 }
 
+void AddCheckpoints(const Snapshot& s, Families* out) {
+  const CheckpointTotals& totals = s.checkpoint_totals;
+  out->Counter("mlpo_checkpoint_parts_total", "Parts of checkpoints, a rank's each, by how they ended.");
+  out->Add(totals.saved, {{"result", "saved"}});
+  out->Add(totals.failed, {{"result", "failed"}});
+  out->Gauge("mlpo_checkpoint_parts_running", "Parts of checkpoints that have begun and not ended.");
+  out->Add(totals.begun - totals.saved - totals.failed);
+  out->Counter("mlpo_checkpoint_copied_bytes_total", "Of blocks that were copied for checkpoints.");
+  out->Add(totals.copied_bytes);
+}
+
 void AddPool(const PoolSnapshot& pool, Families* out) {
   out->Gauge("mlpo_pool_bytes", "Block buffers.");
   out->Add(pool.bytes);
@@ -246,6 +257,7 @@ void AddBeats(const LiveCounters& live, Families* out) {
 void AddSnapshot(const Snapshot& snapshot, Viewer viewer, Families* out) {
   AddDaemon(snapshot, out);
   AddSteps(snapshot, out);
+  AddCheckpoints(snapshot, out);
   AddPool(snapshot.pool, out);
   AddPaths(snapshot.paths, out);
   if (viewer != kNobody) AddSessions(snapshot, viewer, out);

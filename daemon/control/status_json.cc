@@ -95,6 +95,31 @@ ordered_json Quotas(const Snapshot& snapshot, Viewer viewer) {
   return all;
 }
 
+ordered_json Checkpoints(const Snapshot& snapshot, Viewer viewer) {
+  ordered_json running = ordered_json::array();
+  for (const CheckpointSnapshot& c : snapshot.checkpoints) {
+    if (viewer && c.uid != *viewer) continue;
+    running.push_back({{"job", c.job},
+                       {"uid", c.uid},
+                       {"rank", c.rank},
+                       {"directory", c.directory},
+                       {"tag", c.tag},
+                       {"step", c.step},
+                       {"phase", c.phase},
+                       {"bytes", c.bytes},
+                       {"copied_bytes", c.copied_bytes},
+                       {"bytes_per_s", c.bytes_per_s},
+                       {"left_s", c.left_s},
+                       {"bound_s", c.bound_s}});
+  }
+  const CheckpointTotals& totals = snapshot.checkpoint_totals;
+  return {{"begun", totals.begun},
+          {"saved", totals.saved},
+          {"failed", totals.failed},
+          {"copied_bytes", totals.copied_bytes},
+          {"running", std::move(running)}};
+}
+
 ordered_json Totals(const Snapshot& snapshot) {
   return {{"sessions", snapshot.total_sessions}, {"parameters", snapshot.total_parameters}};
 }
@@ -191,6 +216,7 @@ std::string StatusJson(const Snapshot& s, Viewer viewer) {
                {"totals", Totals(s)},
                {"sessions", Sessions(s, viewer)},
                {"quotas", Quotas(s, viewer)},
+               {"checkpoints", Checkpoints(s, viewer)},
                {"paths", Paths(s)},
                {"pool", Pool(s.pool)}});
 }

@@ -25,6 +25,8 @@ Result<std::unique_ptr<ExtentStore>> ExtentStore::Create(std::vector<Place> plac
   store->owner_ = owner;
   store->files_.assign(store->places_.size(), kNone);
   store->reserved_.assign(store->places_.size(), 0);
+  store->next_files_.assign(store->places_.size(), kNone);
+  store->next_reserved_.assign(store->places_.size(), 0);
   Status first(-ENOSPC, "no path can be used: mlpo-ctl paths says why");
   bool any = false;
   for (size_t i = 0; i < store->places_.size(); ++i) {
@@ -38,23 +40,28 @@ Result<std::unique_ptr<ExtentStore>> ExtentStore::Create(std::vector<Place> plac
 }
 
 // What comes too late is removed again.
-Status ExtentStore::MakeFile(size_t i) {
+Result<FileId> ExtentStore::CreateFile(size_t i, const FileOwner& owner) {
   Path* const path = places_[i].path;
   std::optional<Result<FileId>> made = places_[i].keeper->Ask<Result<FileId>>(
-      [path, owner = owner_] { return path->CreateFile(owner); }, kPatience,
+      [path, owner] { return path->CreateFile(owner); }, kPatience,
       [path](Result<FileId> late) {
         if (!late.ok()) return;
         const Status removed = path->RemoveFile(*late);
         if (!removed.ok()) spdlog::warn("event=remove_failed path={} reason=\"{}\"", path->name(), removed.message());
       });
-  const Status status = !made ? NoAnswer(*path) : made->status();
-  if (status.ok()) {
-    files_[i] = **made;
+  if (!made) return NoAnswer(*path);
+  return std::move(*made);
+}
+
+Status ExtentStore::MakeFile(size_t i) {
+  const Result<FileId> made = CreateFile(i, owner_);
+  if (made.ok()) {
+    files_[i] = made.value();
   } else {
-    spdlog::warn("event=path_left_out path={} job={} rank={} reason=\"{}\"", path->name(), owner_.job, owner_.rank,
-                 status.message());
+    spdlog::warn("event=path_left_out path={} job={} rank={} reason=\"{}\"", places_[i].path->name(), owner_.job,
+                 owner_.rank, made.status().message());
   }
-  return status;
+  return made.status();
 }
 
 std::vector<std::pair<PathIndex, FileId>> ExtentStore::AddMissing(const std::vector<bool>& uses) {
@@ -79,13 +86,13 @@ Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents,
     const std::optional<uint64_t> available =
         places_[i].keeper->Ask<uint64_t>([path] { return path->AvailableBytes(); }, kPatience);
     if (!available) continue;
-    room[i] = (reserved_[i] + *available) / extent_bytes;
+    room[i] = (HasBytes(i) + *available) / extent_bytes;
     share_sum += shares[i];
   }
   for (size_t i = 0; i < places_.size(); ++i) {
     const double share = share_sum > 0 ? shares[i] / share_sum : 0;
     const double want = std::ceil(share * static_cast<double>(extents) * 1.25);
-    grant[i] = std::min(room[i], std::max(reserved_[i] / extent_bytes, static_cast<uint64_t>(want)));
+    grant[i] = std::min(room[i], std::max(HasBytes(i) / extent_bytes, static_cast<uint64_t>(want)));
     total += grant[i];
     all_room += room[i];
   }
@@ -106,18 +113,20 @@ Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents,
     total += more;
   }
   for (size_t i = 0; i < places_.size(); ++i) {
-    const uint64_t bytes = grant[i] * extent_bytes;
-    if (bytes <= reserved_[i]) continue;
+    if (grant[i] * extent_bytes <= HasBytes(i)) continue;
     Path* const path = places_[i].path;
-    const std::optional<Status> reserved = places_[i].keeper->Ask<Status>(
-        [path, file = files_[i], bytes] { return path->Reserve(file, bytes); }, kPatience);
+    const bool next = next_files_[i] != kNone;
+    const FileId file = next ? next_files_[i] : files_[i];
+    const uint64_t bytes = grant[i] * extent_bytes - (next ? reserved_[i] : 0);
+    const std::optional<Status> reserved =
+        places_[i].keeper->Ask<Status>([path, file, bytes] { return path->Reserve(file, bytes); }, kPatience);
     const Status status = reserved.value_or(NoAnswer(*path));
     if (!status.ok()) {  // without it, if the others have room
       std::vector<bool> others = uses;
       others[i] = false;
       return Reserve(shares, extents, extent_bytes, what, others).ok() ? Status() : status;
     }
-    reserved_[i] = bytes;
+    (next ? next_reserved_ : reserved_)[i] = bytes;
   }
   extents_ = extents;
   extent_bytes_ = extent_bytes;
@@ -130,16 +139,86 @@ Status ExtentStore::ReserveAgain(const std::vector<double>& shares, const std::v
   return Reserve(shares, extents_, extent_bytes_, what_, uses);
 }
 
-Status ExtentStore::RemoveOn(PathIndex i) {
-  if (files_[i] == kNone) return Status();
+Status ExtentStore::ReserveForCopy(const std::vector<double>& shares, const std::vector<bool>& uses) {
+  if (extents_ == 0) return Status();
+  const uint64_t extents = extents_;
+  const std::string what = what_;
+  const Status reserved =
+      Reserve(shares, 2 * extents, extent_bytes_, what + ", and as much again while it is saved,", uses);
+  extents_ = extents;
+  what_ = what;
+  return reserved;
+}
+
+// Not cancelled if it takes long: the keeper does it when its path answers.
+Status ExtentStore::RemoveFile(size_t i, FileId file) {
   Path* const path = places_[i].path;
-  const FileId file = std::exchange(files_[i], kNone);
-  reserved_[i] = 0;
-  // Not cancelled if it takes long: the keeper does it when its path answers.
   const auto removed = std::make_shared<Status>();
   places_[i].keeper->Post([path, file, removed] { *removed = path->RemoveFile(file); }, kPatience);
   if (!places_[i].keeper->Ask<bool>([] { return true; }, kPatience)) return NoAnswer(*path);
   return *removed;
+}
+
+Status ExtentStore::RemoveOn(PathIndex i) {
+  Status first = DropNext(i);
+  const auto note = [&first](const Status& status) {
+    if (first.ok() && !status.ok()) first = status;
+  };
+  for (auto it = left_.begin(); it != left_.end();) {
+    if (it->first != i) {
+      ++it;
+      continue;
+    }
+    note(RemoveFile(i, it->second));
+    it = left_.erase(it);
+  }
+  if (files_[i] == kNone) return first;
+  reserved_[i] = 0;
+  note(RemoveFile(i, std::exchange(files_[i], kNone)));
+  return first;
+}
+
+// ---- Files that are left to a checkpoint ----
+
+// A path that cannot make one keeps its file, and is copied.
+void ExtentStore::MakeNext(const std::vector<bool>& wanted, const FileOwner& owner) {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (!wanted[i] || files_[i] == kNone || next_files_[i] != kNone) continue;
+    const Result<FileId> made = CreateFile(i, owner);
+    if (made.ok()) {
+      next_files_[i] = made.value();
+    } else {
+      spdlog::warn("event=checkpoint_copies path={} reason=\"{}\"", places_[i].path->name(), made.status().message());
+    }
+  }
+}
+
+void ExtentStore::UseNext() {
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (next_files_[i] == kNone) continue;
+    left_.emplace_back(static_cast<PathIndex>(i), std::exchange(files_[i], std::exchange(next_files_[i], kNone)));
+    reserved_[i] = std::exchange(next_reserved_[i], 0);
+  }
+}
+
+Status ExtentStore::DropNext(PathIndex i) {
+  if (next_files_[i] == kNone) return Status();
+  next_reserved_[i] = 0;
+  return RemoveFile(i, std::exchange(next_files_[i], kNone));
+}
+
+Status ExtentStore::DropNext() {
+  Status first;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const Status status = DropNext(static_cast<PathIndex>(i));
+    if (first.ok() && !status.ok()) first = status;
+  }
+  return first;
+}
+
+Status ExtentStore::RemoveLeft(PathIndex path, FileId file) {
+  if (std::erase(left_, std::pair(path, file)) == 0) return Status();
+  return RemoveFile(path, file);
 }
 
 Status ExtentStore::Remove() {

@@ -38,23 +38,45 @@ class ExtentStore {
                  const std::vector<bool>& uses);
   // What has been reserved, with the paths of `uses` alone: whether another could be emptied.
   Status ReserveAgain(const std::vector<double>& shares, const std::vector<bool>& uses);
+  // Room for as much again, while a checkpoint holds the first: ENOSPC as above. ReserveAgain does not ask for it.
+  Status ReserveForCopy(const std::vector<double>& shares, const std::vector<bool>& uses);
   // Files on paths that are used and have none: which were made.
   std::vector<std::pair<PathIndex, FileId>> AddMissing(const std::vector<bool>& uses);
   // Per path; kNone where there is none.
   const std::vector<FileId>& files() const { return files_; }
-  // Removes the file on one path; nothing may be in it.
+  // Removes the files on one path; nothing may be in them.
   Status RemoveOn(PathIndex path);
+
+  // Further files on the paths where `wanted`, for what is written once those that are there now are left to a
+  // checkpoint; Reserve makes room in them beside that in the others. `owner`: with a generation of its own. Where none
+  // can be made, there is none: that is no error.
+  void MakeNext(const std::vector<bool>& wanted, const FileOwner& owner);
+  // Per path; kNone where there is none.
+  const std::vector<FileId>& next_files() const { return next_files_; }
+  // They are the session's files from now on; those that were so before stay until RemoveLeft, RemoveOn or Remove.
+  void UseNext();
+  Status DropNext();
+  Status RemoveLeft(PathIndex path, FileId file);
+
   // Removes all files; the first failure is returned, the others are removed all the same.
   Status Remove();
 
  private:
+  Result<FileId> CreateFile(size_t place, const FileOwner& owner);
   Status MakeFile(size_t place);
+  Status RemoveFile(size_t place, FileId file);
+  Status DropNext(PathIndex path);
+  // What the session has on the path that it writes to, now or next.
+  uint64_t HasBytes(size_t place) const { return reserved_[place] + next_reserved_[place]; }
 
   std::vector<Place> places_;
   FileOwner owner_;
   std::vector<FileId> files_;
   std::vector<uint64_t> reserved_;  // bytes
-  uint64_t extents_ = 0;            // of the last Reserve that succeeded
+  std::vector<FileId> next_files_;
+  std::vector<uint64_t> next_reserved_;             // bytes
+  std::vector<std::pair<PathIndex, FileId>> left_;  // by UseNext
+  uint64_t extents_ = 0;                            // of the last Reserve that succeeded
   uint64_t extent_bytes_ = 0;
   std::string what_;
 };

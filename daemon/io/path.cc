@@ -12,6 +12,7 @@
 #include <mutex>
 #include <system_error>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/log.h"
@@ -37,7 +38,8 @@ struct StateFile {
   dev_t device = 0;  // where it is, to know it by when it is closed
   ino_t inode = 0;   // 0: not known
   uint64_t reserved_bytes = 0;
-  bool allocated = true;  // false: the file system has no fallocate; what is not written yet is only promised
+  bool allocated = true;     // false: the file system has no fallocate; what is not written yet is only promised
+  bool handed_over = false;  // it has no name of ours any more
 };
 
 // Bytes that are promised to a file but not on storage yet.
@@ -67,7 +69,7 @@ struct Path::Impl {
     {
       std::lock_guard guard(mutex);
       for (const auto& [id, file] : files)
-        if (!file.allocated) promised.push_back(file);
+        if (!file.allocated && !file.handed_over) promised.push_back(file);
     }
     struct statvfs fs;
     if (::fstatvfs(node_fd.get(), &fs) != 0) return PathError(errno, "asking for free space of", shown);
@@ -85,10 +87,20 @@ struct Path::Impl {
   }
 
   Status OpenFolders(const std::string& directory);
+  void CloseFolders() {
+    UniqueFd folder;
+    {
+      const std::lock_guard guard(mutex);
+      folder = std::move(node_fd);
+    }
+    lock.reset();
+  }
   Status CleanUp(const std::string& path_name) const;
   Result<UniqueFd> MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const;
   Result<UniqueFd> TryStateFile(int folder_fd, const FileOwner& owner, bool direct, bool nameless) const;
   Status Unlink(const StateFile& file) const;
+  Result<UniqueFd> OpenRankFolder(const FileOwner& owner, UniqueFd* job_fd) const;
+  Status RemoveFolders(int job_fd, const FileOwner& owner) const;
   Status IsOurs(int folder_fd, const StateFile& file) const;
 };
 
@@ -145,23 +157,34 @@ Status Path::Impl::IsOurs(int folder_fd, const StateFile& file) const {
   return found.Within(name + " has been replaced by something that is not ours and stays");
 }
 
-// The file and its folders. Folders that others still use stay, and so does a file that others have put there. The file
-// is closed before: of one that is open NFS would leave another in the folder, which then could not be removed.
-Status Path::Impl::Unlink(const StateFile& file) const {
-  const FileOwner& owner = file.owner;
+Result<UniqueFd> Path::Impl::OpenRankFolder(const FileOwner& owner, UniqueFd* job_fd) const {
   constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-  const std::string job = JobFolder(owner), rank = RankFolder(owner), name = FileName(owner);
-  UniqueFd job_fd(::openat(node_fd.get(), job.c_str(), kFolderFlags));
-  if (!job_fd) return PathError(errno, "removing", name);
-  UniqueFd rank_fd(::openat(job_fd.get(), rank.c_str(), kFolderFlags));
-  if (!rank_fd) return PathError(errno, "removing", name);
-  if (Status ours = IsOurs(rank_fd.get(), file); !ours.ok()) return ours;
-  if (::unlinkat(rank_fd.get(), kStateFile, 0) != 0) return PathError(errno, "removing", name);
-  if (::unlinkat(job_fd.get(), rank.c_str(), AT_REMOVEDIR) != 0)
-    return PathError(errno, "removing the folder of", name);
-  if (::unlinkat(node_fd.get(), job.c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY && errno != EEXIST)
-    return PathError(errno, "removing the job folder of", name);
+  *job_fd = UniqueFd(::openat(node_fd.get(), JobFolder(owner).c_str(), kFolderFlags));
+  if (!*job_fd) return PathError(errno, "opening the folder of", FileName(owner));
+  UniqueFd rank_fd(::openat(job_fd->get(), RankFolder(owner).c_str(), kFolderFlags));
+  if (!rank_fd) return PathError(errno, "opening the folder of", FileName(owner));
+  return rank_fd;
+}
+
+// Of a file that has gone. Folders that others still use stay.
+Status Path::Impl::RemoveFolders(int job_fd, const FileOwner& owner) const {
+  if (::unlinkat(job_fd, RankFolder(owner).c_str(), AT_REMOVEDIR) != 0)
+    return PathError(errno, "removing the folder of", FileName(owner));
+  if (::unlinkat(node_fd.get(), JobFolder(owner).c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY && errno != EEXIST)
+    return PathError(errno, "removing the job folder of", FileName(owner));
   return Status();
+}
+
+// The file and its folders. A file that others have put there stays. The file is closed before: of one that is open NFS
+// would leave another in the folder, which then could not be removed.
+Status Path::Impl::Unlink(const StateFile& file) const {
+  if (file.handed_over) return Status();
+  UniqueFd job_fd;
+  Result<UniqueFd> rank_fd = OpenRankFolder(file.owner, &job_fd);
+  if (!rank_fd.ok()) return rank_fd.status();
+  if (Status ours = IsOurs(rank_fd->get(), file); !ours.ok()) return ours;
+  if (::unlinkat(rank_fd->get(), kStateFile, 0) != 0) return PathError(errno, "removing", FileName(file.owner));
+  return RemoveFolders(job_fd.get(), file.owner);
 }
 
 // Each level below the directory that the user named, then the lock of the last one.
@@ -178,8 +201,11 @@ Status Path::Impl::OpenFolders(const std::string& directory) {
   shown += "/" + node;
   Result<UniqueFd> last = OpenOwnFolder(own->get(), node, shown);
   if (!last.ok()) return last.status();
-  node_fd = std::move(*last);
-  Result<UniqueFd> locked = LockNodeFolder(node_fd.get(), node, shown);
+  Result<UniqueFd> locked = LockNodeFolder(last->get(), node, shown);
+  {
+    const std::lock_guard guard(mutex);
+    node_fd = std::move(*last);
+  }
   if (!locked.ok()) return locked.status();
   lock = std::move(*locked);
   return Status();
@@ -244,6 +270,18 @@ Path::~Path() {
   }
 }
 
+Result<UniqueFd> Path::OpenFolder() const {
+  const std::lock_guard guard(impl_->mutex);
+  if (!impl_->node_fd) return Status(-EBADF, "path " + name_ + " (" + directory_ + ") has been evacuated");
+  UniqueFd folder(::fcntl(impl_->node_fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!folder) return PathError(errno, "opening", folder_shown());
+  return folder;
+}
+
+std::string Path::folder_shown() const {
+  return directory_ + "/" + kTopFolder + "/" + std::to_string(::geteuid()) + "/" + impl_->node;
+}
+
 Status Path::SaveRecord(const PathRecord& record) const {
   return SavePathRecord(impl_->node_fd.get(), impl_->shown, record);
 }
@@ -284,8 +322,7 @@ Status Path::Release() {
       return Status(-EBUSY, "path " + name_ + " (" + directory_ + ") has " + std::to_string(impl_->files.size()) +
                                 " files of sessions");
   }
-  impl_->node_fd.reset();
-  impl_->lock.reset();
+  impl_->CloseFolders();
   return Status();
 }
 
@@ -303,8 +340,7 @@ Status Path::Retake() {
                                        ": start the daemon anew to use it so");
   }
   if (status.ok()) return status;
-  impl_->node_fd.reset();
-  impl_->lock.reset();
+  impl_->CloseFolders();
   return status;
 }
 
@@ -422,10 +458,45 @@ Status Path::RemoveFile(FileId id) {
   return impl_->Unlink(file);
 }
 
+Status Path::HandOver(FileId id, const std::function<Status(const Leaving&)>& move) {
+  StateFile file;
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto found = impl_->files.find(id);
+    if (found == impl_->files.end()) return Status(-EBADF, "no file " + std::to_string(id) + " on path " + name_);
+    file = found->second;
+  }
+  UniqueFd job_fd;
+  Result<UniqueFd> rank_fd = impl_->OpenRankFolder(file.owner, &job_fd);
+  if (!rank_fd.ok()) return rank_fd.status();
+  if (Status ours = impl_->IsOurs(rank_fd->get(), file); !ours.ok()) return ours;
+  const Status moved = move({file.fd->get(), rank_fd->get(), kStateFile, impl_->FileName(file.owner), file.owner});
+  // Whatever it says: where the name is gone, so is the file, and nothing of ours is to be removed there.
+  struct stat st;
+  if (::fstatat(rank_fd->get(), kStateFile, &st, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT) return moved;
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto found = impl_->files.find(id);
+    if (found != impl_->files.end()) {
+      found->second.handed_over = true;
+      impl_->reserved_bytes -= std::exchange(found->second.reserved_bytes, 0);
+    }
+  }
+  const Status emptied = impl_->RemoveFolders(job_fd.get(), file.owner);
+  if (!emptied.ok()) spdlog::warn("event=remove_failed path={} reason=\"{}\"", name_, emptied.message());
+  return moved;
+}
+
 int Path::descriptor(FileId id) const {
   std::lock_guard lock(impl_->mutex);
   const auto found = impl_->files.find(id);
   return found == impl_->files.end() ? -1 : found->second.fd->get();
+}
+
+std::shared_ptr<const UniqueFd> Path::Share(FileId id) const {
+  std::lock_guard lock(impl_->mutex);
+  const auto found = impl_->files.find(id);
+  return found == impl_->files.end() ? nullptr : found->second.fd;
 }
 
 }  // namespace mlpo

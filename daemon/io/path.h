@@ -6,11 +6,12 @@
 // proves writing, reading back, O_DIRECT and its alignment.
 //
 // Threads: Open in main; whatever may block on a slow file system (files, records, Probe, Release, Retake) in the
-// path's keeper thread; the rest is immutable after Open. File descriptors are borrowed by the path's queue while files
-// exist.
+// path's keeper thread, HandOver too; the rest is immutable after Open. File descriptors are borrowed by the path's
+// queue while files exist.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -73,6 +74,10 @@ class Path {
   // Shows other hosts, which may not see its lock, that the daemon lives: once a minute.
   Status Beat() const;
 
+  // Its <uid>/<node> folder, and that one's name for messages. EBADF after Release. Thread-safe.
+  Result<UniqueFd> OpenFolder() const;
+  std::string folder_shown() const;
+
   // What is kept of it from one daemon to the next, as found by Open.
   const PathRecord& record() const { return record_; }
   Status SaveRecord(const PathRecord& record) const;
@@ -86,8 +91,21 @@ class Path {
   // Closes and unlinks the file and its folder. No transfer of it may be in flight. A file that somebody else has put
   // in its place stays: an error.
   Status RemoveFile(FileId file);
+  // A file that is given away: where it is, and whose it has been.
+  struct Leaving {
+    int fd = -1;         // of the file
+    int folder_fd = -1;  // of the folder that it is in, as `name`
+    std::string name;
+    std::string shown;  // in full, for messages
+    FileOwner owner;
+  };
+  // `move` renames it to where it is to be. Once it has gone from its folder its space is not this path's any more, and
+  // RemoveFile only closes it. May block. Returns what `move` does.
+  Status HandOver(FileId file, const std::function<Status(const Leaving&)>& move);
   // The descriptor for transfers, valid until RemoveFile. Thread-safe.
   int descriptor(FileId file) const;
+  // The same, kept open by whoever has it; nullptr if there is no such file. Thread-safe.
+  std::shared_ptr<const UniqueFd> Share(FileId file) const;
 
  private:
   struct Impl;

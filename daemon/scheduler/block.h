@@ -28,6 +28,7 @@ struct Block;
 struct BlockOwner;
 struct Object;
 struct Op;
+struct Pin;
 struct Session;
 struct Subgroup;
 
@@ -42,8 +43,9 @@ enum class BlockState : uint8_t {
 
 struct Extent {
   PathIndex path = kNone;
-  uint64_t offset = 0;  // bytes in the extents of the session's file on that path
+  uint64_t offset = 0;  // bytes in the extents of the file
   uint64_t bytes = 0;
+  FileId file = 0;  // of the session, on that path
 };
 
 // What of a block was not as it had been written, and is read again, into its place.
@@ -78,6 +80,8 @@ struct Block {
   BufferIndex buffer = kNone;
   Extent extent;
   Op* want = nullptr;                     // the running operation that still needs this block
+  Op* flush_for = nullptr;                // the running TAKE that waits for its flush
+  Pin* pin = nullptr;                     // what a checkpoint has of its extent (state_save.h)
   std::vector<PieceChecksums> checksums;  // by piece; empty as long as none were formed
   std::unique_ptr<WrongPieces> wrong;
 
@@ -101,6 +105,7 @@ struct Op {
   uint64_t sequence = 0;
   uint32_t first_block = 0;  // operations on a range: the blocks they touch
   uint32_t end_block = 0;
+  uint32_t next_fill = 0;  // RESTORE: blocks from here on have not been wanted yet
   int64_t accepted_ns = 0;
   int64_t window_ns = 0;                     // UPDATE: when the window that it ends began; 0: it was given no gradient
   uint32_t left = 0;                         // blocks not done
@@ -166,6 +171,7 @@ struct Subgroup : BlockOwner {
   bool update_queued = false;    // there is never more than one
   bool params_valid = false;     // the slot holds the last update's parameters
   bool torn = false;
+  bool unmade = false;         // it is torn, by a RESTORE that has begun and not succeeded: nothing of its state counts
   uint32_t damaged = 0;        // blocks that are damaged or doubtful
   mlpo_hyper torn_hyper = {};  // of the UPDATE that failed in the middle
   uint16_t torn_flags = 0;

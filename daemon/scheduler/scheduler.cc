@@ -115,6 +115,14 @@ const Subgroup* Scheduler::FindSubgroup(SessionId session, SubgroupId subgroup) 
   return it == found->subgroups.end() ? nullptr : it->second.get();
 }
 
+std::vector<SubgroupSpec> Scheduler::Specs(SessionId session) const {
+  std::vector<SubgroupSpec> specs;
+  const Session* found = Find(session);
+  if (found == nullptr) return specs;
+  for (const auto& [id, subgroup] : found->subgroups) specs.push_back(subgroup->spec);
+  return specs;
+}
+
 void Scheduler::AddSession(const SessionIdentity& identity) {
   MLPO_CHECK(Find(identity.id) == nullptr);
   auto session = std::make_unique<Session>(paths_.size());
@@ -136,6 +144,7 @@ void Scheduler::Keep(SessionId id, std::unique_ptr<Session> session) {
   session->id = id;
   session->steps.id = id;
   session->extents.resize(paths_.size());
+  session->placed_bytes.resize(paths_.size());
   session->pending = std::vector<PendingSet>(paths_.size() + 1);
   session->away = std::vector<BlockList>(paths_.size());
   all_sessions_.push_back(session.get());
@@ -150,7 +159,8 @@ void Scheduler::SetFiles(SessionId id, std::vector<FileId> files) {
 
 void Scheduler::SetFile(SessionId id, PathIndex path, FileId file) {
   Session* session = Find(id);
-  if (session == nullptr || session->files.empty() || session->files[path] == file) return;
+  // Where it has one it may have gone on in another since it was asked for: it has left that one to a checkpoint.
+  if (session == nullptr || session->files.empty() || session->files[path] != kNone) return;
   session->extents[path].Forget();
   session->files[path] = file;
 }
@@ -199,6 +209,7 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
   session->ending = true;
   session->line.clear();
   ops_ -= session->unanswered;
+  EndUseOfSave(*session);
   for (auto& [handle, subgroup] : session->subgroups) EndOwner(*subgroup);
   EndUseOfObjects(*session);
   MaybeGone(*session);
@@ -238,6 +249,7 @@ void Scheduler::MaybeGone(Session& session) {
     for (Block& block : subgroup->blocks) ReleaseExtent(block);
   }
   const SessionId id = session.id;
+  ForgetSession(session);
   steps_.Forget(session.steps);
   const bool known = !IsStore(id) || static_cast<ObjectStore&>(session).has_files;
   std::erase(all_sessions_, &session);
@@ -250,6 +262,7 @@ void Scheduler::Tick(int64_t now_ns) {
   StartProbes();
   Pump();
   FailHung();
+  if (options_.hang_timeout_ns != 0) GiveUpStalled(options_.hang_timeout_ns, now_ns);
   if (CanMove()) {
     stuck_since_ns_ = 0;
   } else if (stuck_since_ns_ == 0) {
@@ -274,7 +287,7 @@ void Scheduler::StartProbes() {
 // When one is due that somebody waits for; the others can wait for the next Tick.
 int64_t Scheduler::NextProbe() const {
   int64_t next_ns = kNever;
-  if (pending_ == 0) return next_ns;
+  if (pending_ == 0 && taking_ == 0) return next_ns;
   for (const PathState& path : paths_) next_ns = std::min(next_ns, path.health.probe_ns(stuck_since_ns_ != 0));
   return next_ns;
 }
@@ -294,12 +307,16 @@ bool Scheduler::ailing() const {
 // Whether a buffer is to be had or may become so. Slow I/O counts, and for a while the probe of a path that has not
 // failed; that of one that has does not.
 bool Scheduler::CanMove() const {
-  if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;
-  return std::any_of(paths_.begin(), paths_.end(), [this](const PathState& path) {
+  const bool moves = std::any_of(paths_.begin(), paths_.end(), [this](const PathState& path) {
     const PathHealth& health = path.health;
     const bool proves = health.unproven() && !health.disabled();
-    return path.reads > 0 || path.writes > 0 || (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns);
+    return path.reads > path.copies || path.writes > 0 ||
+           (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns);
   });
+  // A TAKE needs no buffer but a path that is written to.
+  if (taking_ > 0 && working_ == 0 && !moves) return false;
+  if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;
+  return CopiesUnderWay() > 0 || moves;
 }
 
 void Scheduler::Fill(PoolSnapshot* pool) const {
@@ -330,7 +347,8 @@ const char* Scheduler::StateName(PathIndex index) const {
 void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) const {
   const PathState& path = paths_[index];
   snapshot->state = StateName(index);
-  snapshot->scratch_bytes = path.extent_bytes;
+  snapshot->scratch_bytes = path.extent_bytes - path.pinned_bytes;
+  snapshot->checkpoint_bytes = path.pinned_bytes;
   snapshot->read_errors = path.read_errors;
   snapshot->write_errors = path.write_errors;
   snapshot->checksum_mismatches = path.checksum_mismatches;

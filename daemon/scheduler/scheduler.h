@@ -31,6 +31,7 @@
 //   since each costs a buffer that could have kept another. Then nothing moves until asked.
 // - What a job or a user may keep of the pool can be limited: its blocks above that are flushed at once, dropped when
 //   they are clean, and not fetched ahead. What is in motion is not counted against it, so nobody waits for a limit.
+// - Copies for a checkpoint come last, and take at least a small share of what its target can write.
 // - A path's transfers may be held to turns (turn.h): within them the rules above choose.
 // - With `integrity`, nothing is written whose checksums are not known, and nothing that was read is used, or written
 //   elsewhere, before they have been compared (scheduler_integrity.cc).
@@ -41,6 +42,7 @@
 // Owner and only user: the data thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -50,11 +52,13 @@
 
 #include "daemon/base/counters.h"
 #include "daemon/scheduler/block.h"
+#include "daemon/scheduler/copy_pace.h"
 #include "daemon/scheduler/fair_share.h"
 #include "daemon/scheduler/free_buffers.h"
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/path_health.h"
 #include "daemon/scheduler/path_model.h"
+#include "daemon/scheduler/state_save.h"
 #include "daemon/scheduler/step_record.h"
 #include "daemon/scheduler/trace_log.h"
 #include "daemon/scheduler/turn.h"
@@ -72,7 +76,7 @@ class SchedulerActions {
   // Answered by TransferDone, always.
   virtual void StartTransfer(const Transfer& transfer) = 0;
   // UPDATE, READ_STATE, WRITE_STATE, or a piece of FETCH or FLUSH, of op on one block in its buffer; answered by
-  // BlockWorkDone.
+  // BlockWorkDone. RESTORE: fills all of its state, and its parameters in the slot; answered by BlockRestored.
   virtual void StartBlockWork(const Op& op, Block& block) = 0;
   // Before a block is written: compares the parts `check` of its buffer with block.checksums, and forms those of the
   // parts `form`; answered by ChecksumsFormed.
@@ -95,8 +99,25 @@ class SchedulerActions {
   // Before the completion of an UPDATE: all parameters are in the slot.
   virtual void PublishEpoch(const Subgroup& subgroup) = 0;
   virtual void Complete(const Completion& completion) = 0;
-  // Nothing of an ended session, or of a store that has files and no objects any more, is in flight.
+  // Nothing of an ended session, or of a store that has files and no objects any more, is in flight; but copies of a
+  // save may be, which needs its files until StateCopied.
   virtual void SessionGone(SessionId session) = 0;
+  // The state is pinned, while the session is surely there; from now on it is written to the next files that the save
+  // began with, if there are any.
+  virtual void StatePinned(const StateSave& save) = 0;
+  // Nothing is in a file any more that a session has left. Not called for an ended session: SessionGone says so.
+  virtual void FileUnused(SessionId session, PathIndex path, FileId file) = 0;
+  // And nothing is being written any more to the files that it has left: what is on persistent paths may be cloned or
+  // handed over. Answered by CopyState or FailSave.
+  virtual void StateTaken(const StateSave& save) = 0;
+  // Writes pin.bytes of a buffer to the part, at pin.part_offset; answered by PartWritten.
+  virtual void WritePart(uint64_t save, Pin& pin, BufferIndex buffer) = 0;
+  // All of it has been copied; or it has failed, and nothing of it is in flight. Answered by SaveEnded.
+  virtual void StateCopied(uint64_t save, const Failure& failure) = 0;
+  // All blocks of a RESTORE have been filled: gives the subgroup's tensors their steps in the checkpoint.
+  virtual Failure RestoreSteps(const Op& op, std::vector<Tensor>& tensors) = 0;
+  // The client has no more use for what was prepared under the handle, or its session has ended.
+  virtual void RestoreEnded(SessionId session, uint32_t handle) = 0;
 };
 
 // In which order a step's blocks are taken, and which stay in memory.
@@ -118,9 +139,12 @@ class Scheduler {
     int64_t hang_timeout_ns = 0;  // a path hangs for so long: who waits for it fails; 0: never
     Policy policy = Policy::kAdaptive;
     Order order = Order::kAdaptive;
-    bool learn = true;       // speeds, from what the paths do
-    bool integrity = false;  // blocks on paths have checksums
-    uint64_t seed = 0;       // of the path model
+    bool learn = true;          // speeds, from what the paths do
+    bool integrity = false;     // blocks on paths have checksums
+    uint32_t copy_buffers = 4;  // that copies for checkpoints may have, and no more than an eighth of all
+    // Likewise, that one session's RESTOREs may have: its checkpoint's files may hang, and the buffers with them.
+    uint32_t restore_buffers = 8;
+    uint64_t seed = 0;  // of the path model
     std::vector<PathParameters> paths;
     std::vector<std::string> path_names;                // for messages
     std::vector<TurnRules> turns;                       // per path; empty: none
@@ -141,7 +165,7 @@ class Scheduler {
   void AddSession(const SessionIdentity& identity);
   // The session's file on each path, kNone where it has none; before its first subgroup.
   void SetFiles(SessionId session, std::vector<FileId> files);
-  // One where it has none, or nothing in it; of a store, too. Nothing happens if the session has ended, or has it.
+  // One where it has none; of a store, too. Nothing happens if the session has ended, or has one.
   void SetFile(SessionId session, PathIndex path, FileId file);
   void AddSubgroup(SessionId session, SubgroupSpec spec);
   // Drops what is queued, answers nothing more, and calls SessionGone when nothing is in flight.
@@ -159,6 +183,33 @@ class Scheduler {
   // `bytes`, ticket: as asked. The store's files, unless it failed.
   void RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::vector<FileId> files, Failure failure,
                 int64_t now_ns);
+  // ---- Checkpoints: scheduler_saves.cc ----
+  // The files of a part have been made: SNAPSHOT with this handle takes the state. `next_files`: per path, or empty:
+  // where the session goes on if its file there is to be handed over; kNone elsewhere. The save's number; 0: the
+  // session has ended, or has begun another.
+  uint64_t BeginSave(SessionId session, uint32_t handle, const CopyPace::Options& pace, std::vector<FileId> next_files,
+                     int64_t now_ns);
+  // Copies what is not in the part already; `places` in the order of its pins.
+  void CopyState(uint64_t save, const std::vector<PinPlace>& places, int64_t now_ns);
+  // `hash`: of what was written.
+  void PartWritten(uint64_t save, Pin& pin, BufferIndex buffer, uint64_t hash, Failure failure, int64_t took_ns,
+                   int64_t now_ns);
+  // Gives it up; StateCopied comes when nothing of it is in flight.
+  void FailSave(uint64_t save, Failure failure, int64_t now_ns);
+  // The part has been committed, or removed. Answers SAVED.
+  void SaveEnded(uint64_t save, Failure failure, bool complete, int64_t now_ns);
+
+  // Nobody waits any longer for saves for which nothing has been done for `stalled_ns`; they may still end. Those that
+  // have not moved for kStalledNs are not counted by idle().
+  void GiveUpStalled(int64_t stalled_ns, int64_t now_ns);
+  static constexpr int64_t kStalledNs = 60'000'000'000;
+
+  // What RESTORE with this handle needs has been prepared. False: the session has ended, or has the handle, or too
+  // many.
+  bool BeginRestore(SessionId session, uint32_t handle);
+  // `parts`: of the state that may be other than zero. After a failure the buffer holds anything.
+  void BlockRestored(Block& block, uint8_t parts, Failure failure, int64_t now_ns);
+
   // `error`: errno; 0: what was written was read back.
   void ProbeDone(PathIndex path, int error, int64_t now_ns);
   // Time has passed: deadlines, and paths that are probed. Call at least once a second while !idle() or ailing().
@@ -166,7 +217,7 @@ class Scheduler {
   // A path is to be probed or evacuated, some time.
   bool ailing() const;
   // When to call Tick at the latest, beside that; kNever: no wish.
-  int64_t wake_ns() const { return wake_ns_; }
+  int64_t wake_ns() const { return std::min(wake_ns_, copy_wake_ns_); }
 
   // At most `count` buffers, to be used for something else until TakeBack; fewer, or none, if they are in use.
   std::vector<BufferIndex> LendBuffers(uint32_t count);
@@ -187,15 +238,19 @@ class Scheduler {
   void EndEvacuations();
 
   // No request is unanswered and nothing is in flight.
-  bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0 && forming_.empty(); }
+  bool idle() const { return ops_ == 0 && transfers_.empty() && working_ == 0 && forming_.empty() && !Saving(); }
   // For validation of submissions; nullptr if the session has no such subgroup.
   const Subgroup* FindSubgroup(SessionId session, SubgroupId subgroup) const;
+  // Of all of a session's subgroups.
+  std::vector<SubgroupSpec> Specs(SessionId session) const;
 
   void Fill(PoolSnapshot* pool) const;
   void Fill(std::vector<PoolUseSnapshot>* jobs) const;
   void Fill(StepTotals* steps, int64_t* workers_busy_ns, int64_t now_ns) const;
   void Fill(PathIndex path, PathSnapshot* snapshot, int64_t now_ns) const;
   void Fill(SessionId session, SessionSnapshot* snapshot, int64_t now_ns) const;
+  void Fill(uint64_t save, CheckpointSnapshot* snapshot, int64_t now_ns) const;
+  const CheckpointTotals& checkpoint_totals() const { return checkpoint_totals_; }
 
   // Recording for `mlpo-ctl trace`.
   void StartTrace(int64_t now_ns);
@@ -241,7 +296,9 @@ class Scheduler {
     uint32_t writes = 0;
     uint32_t ahead = 0;           // subgroups' blocks that were read from it before anybody asked, and are
     uint64_t pending_bytes = 0;   // that operations wait to have read
-    uint64_t extent_bytes = 0;    // of all sessions' extents in use
+    uint64_t extent_bytes = 0;    // of all sessions' extents in use, pinned ones included
+    uint64_t pinned_bytes = 0;    // of those that a checkpoint has
+    uint32_t copies = 0;          // of `reads`: for checkpoints
     uint32_t lone = 0;            // buffers with Block::lone_grad whose state is here
     BlockList lone_grads;         // of these, the ones that are dirty
     int64_t rescue_again_ns = 0;  // their states are not read before this time
@@ -260,6 +317,7 @@ class Scheduler {
   struct InFlight {
     Transfer transfer;
     Block* block = nullptr;
+    Pin* pin = nullptr;  // of a copy, instead of a block
     Extent extent;
     uint8_t parts = 0;
     uint64_t turn = 0;  // its number
@@ -340,6 +398,42 @@ class Scheduler {
   void ReadAhead(Object& object, uint32_t from);
   uint64_t BlocksToCome(const Object& object) const;
   static bool IsGrowing(const Block& block);
+  // Checkpoints: scheduler_saves.cc
+  void SubmitSnapshot(Session& session, const Request& request);
+  Failure CheckTake(const Session& session, const StateSave& save) const;
+  Failure BeginTake(Op& op);
+  void PumpTakes();
+  void TakeGoesOn(Block& block);
+  bool MustBeWritten(const Block& block) const;
+  static void LookForTake(Block& block);
+  void EndTake(Op& op);
+  void PinBlocks(StateSave& save, Subgroup& subgroup);
+  void SubgroupTaken(StateSave& save);
+  void LeaveFiles(StateSave& save);
+  bool IsLeaving(const StateSave& save) const;
+  void LeavingGoesOn();
+  static uint64_t HashOfPinned(const Block& block, uint8_t parts);
+  void AnswerSave(Session& session, const Request& request, Failure failure, uint64_t value);
+  static void LeavePin(Block& block);
+  void DropPin(Pin& pin);
+  void Break(StateSave& save, Failure failure);
+  void FailTaking(StateSave& save);
+  void GiveUp(StateSave& save);
+  void MaybeCopied(StateSave& save);
+  void EndUseOfSave(Session& session);
+  void ForgetSession(const Session& session);
+  bool Saving() const;
+  bool IsStalled(const StateSave& save, int64_t stalled_ns) const;
+  uint32_t CopiesUnderWay() const;
+  void PumpCopies();
+  bool StartCopy(StateSave& save);
+  void CopyRead(const InFlight& in_flight, const TransferResult& result);
+  void CopiedWrong(StateSave& save, Pin& pin);
+  void EndCopy(StateSave& save, BufferIndex buffer);
+  void SubmitRestore(Session& session, const Request& request);
+  void BeginRestore(Op& op);
+  void FillNext(Session& session);
+  void EndRestore(Op& op, Completion* completion);
   // Blocks: scheduler_blocks.cc
   void WantBlock(Op& op, Block& block);
   static StepBook::Found WhereFound(const Block& block);
@@ -358,6 +452,8 @@ class Scheduler {
   void LeaveLists(Block& block);
   void DropBuffer(Block& block);
   void GiveExtent(Session& session, const Extent& extent);
+  void FreeExtent(Session& session, const Extent& extent);
+  static bool IsInOldFile(const Block& block);
   void ReleaseExtent(Block& block);
   bool HasBuffer() const;
   bool TakeBuffer(int node, BufferIndex* buffer);
@@ -473,14 +569,20 @@ class Scheduler {
   int64_t now_ns_ = 0;          // of the call that is being carried out
   int64_t stuck_since_ns_ = 0;  // nothing can move since; 0: not so
   int64_t wake_ns_ = kNever;
+  int64_t copy_wake_ns_ = kNever;  // when a copy may press
 
   FreeBuffers free_;
   BlockList clean_;        // used, kept while there is room; dropped first
   BlockList clean_ahead_;  // fetched ahead and not used yet; dropped last
   uint32_t flushing_ = 0;
-  uint32_t working_ = 0;     // blocks and GRADs that workers have
-  uint64_t ops_ = 0;         // unanswered requests that are kept
-  uint64_t pending_ = 0;     // blocks that wait for a buffer
+  uint32_t working_ = 0;  // blocks and GRADs that workers have
+  uint64_t ops_ = 0;      // unanswered requests that are kept
+  uint64_t pending_ = 0;  // blocks that wait for a buffer
+  std::map<uint64_t, std::unique_ptr<StateSave>> saves_;
+  uint64_t next_save_ = 1;
+  CheckpointTotals checkpoint_totals_;
+  uint64_t taking_ = 0;      // blocks with `flush_for`
+  uint32_t copies_ = 0;      // buffers that copies have
   uint64_t coming_ = 0;      // blocks of objects that are being written, and that no piece has reached yet
   uint64_t read_ahead_ = 0;  // blocks that a reader will want next, and that had no buffer; until the next Pump
 };

@@ -43,7 +43,7 @@ StepBook::Found Scheduler::WhereFound(const Block& block) {
 uint8_t Scheduler::Missing(const Block& block) const {
   const uint8_t missing = block.nonzero & ~block.filled;
   const mlpo_submission& submission = block.want->request.submission;
-  if (missing == 0 || block.want->kind() == MLPO_OP_GRAD) return 0;
+  if (missing == 0 || block.want->kind() == MLPO_OP_GRAD || block.want->kind() == MLPO_OP_RESTORE) return 0;
   if (block.want->kind() != MLPO_OP_WRITE_STATE) return missing;  // of FLUSH, too: its pieces follow each other
   const bool whole =
       submission.first <= block.first && block.first + block.count <= submission.first + submission.count;
@@ -233,11 +233,29 @@ void Scheduler::DropBuffer(Block& block) {
   SetAhead(block, false);
   block.state = BlockState::kAway;
   if (block.want == nullptr) SettleAway(block);
+  LookForTake(block);
 }
 
+// A block's, or one that a write of it had taken.
 void Scheduler::GiveExtent(Session& session, const Extent& extent) {
-  session.extents[extent.path].Give(extent.offset, extent.bytes);
+  session.placed_bytes[extent.path] -= extent.bytes;
+  FreeExtent(session, extent);
+}
+
+// Nobody's any more. In a file that the session has left nothing is used again.
+void Scheduler::FreeExtent(Session& session, const Extent& extent) {
   paths_[extent.path].extent_bytes -= extent.bytes;
+  if (extent.file == session.files[extent.path]) return session.extents[extent.path].Give(extent.offset, extent.bytes);
+  const auto old = session.old_files.find({extent.path, extent.file});
+  MLPO_CHECK(old != session.old_files.end() && old->second >= extent.bytes);
+  if ((old->second -= extent.bytes) > 0) return;
+  session.old_files.erase(old);
+  if (!session.ending) actions_->FileUnused(session.id, extent.path, extent.file);
+}
+
+// Whether its extent is in a file that the session has left: nothing is written there, since it may be a checkpoint's.
+bool Scheduler::IsInOldFile(const Block& block) {
+  return block.extent.path != kNone && block.extent.file != block.owner->session->files[block.extent.path];
 }
 
 void Scheduler::ReleaseExtent(Block& block) {
@@ -246,6 +264,7 @@ void Scheduler::ReleaseExtent(Block& block) {
   Leaving& leaving = paths_[block.extent.path].leaving;
   leaving.moved = true;
   leaving.staying -= std::exchange(block.stays, false);
+  if (block.pin != nullptr) return LeavePin(block);
   GiveExtent(*block.owner->session, block.extent);
   block.extent = Extent{};
   block.grad_saved = false;

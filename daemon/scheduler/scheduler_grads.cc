@@ -184,25 +184,26 @@ void Scheduler::LeaveLone(Block& block) {
 // Of a block whose extent has its state: only the gradient is written, behind which the state stays. Else, and where
 // the path does not take it now and the state is here, too: false, and the block goes as a whole.
 bool Scheduler::FlushGradient(Block& block) {
-  if (!(block.nonzero & kPartGradient) || block.extent.path == kNone) return false;
+  if (!(block.nonzero & kPartGradient) || block.extent.path == kNone || IsInOldFile(block)) return false;
   const Session& session = *block.owner->session;
   if (!HasRoom(block.extent.path, 0, session) || !MayStart(block.extent.path, Direction::kWrite, session)) return false;
   StartWrite(block, block.extent, kPartGradient);
   return true;
 }
 
-// Writes gradients that have a buffer of their own. Where a path takes no writes their states are read, so that they
-// can go elsewhere.
+// Writes gradients that have a buffer of their own. Where a path takes no writes, or a checkpoint may have the file,
+// their states are read, so that they can go elsewhere.
 void Scheduler::PumpGradients() {
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     PathState& path = paths_[i];
     while (!path.lone_grads.empty() && !IsHanging(i)) {
       Block& block = path.lone_grads.front();
-      if (HasRoom(i, 0, *block.owner->session)) {
+      const bool left = IsInOldFile(block);
+      if (HasRoom(i, 0, *block.owner->session) && !left) {
         if (path.writes >= model_.QueueBlocks(i, Direction::kWrite)) break;
         StartWrite(block, block.extent, kPartGradient);
       } else {
-        const bool waits = path.writes > 0 || now_ns_ < path.rescue_again_ns;
+        const bool waits = (path.writes > 0 && !left) || now_ns_ < path.rescue_again_ns;
         if (waits || path.reads >= model_.QueueBlocks(i, Direction::kRead)) break;
         StartRead(block, block.buffer);
       }

@@ -104,6 +104,7 @@ void Scheduler::ChecksumsFormed(Block& block, int64_t now_ns, std::vector<uint8_
     } else {
       MayNotMove(block, std::move(wrong));
     }
+    LeavingGoesOn();
   }
   Pump();
 }
@@ -111,7 +112,8 @@ void Scheduler::ChecksumsFormed(Block& block, int64_t now_ns, std::vector<uint8_
 // Of which nothing has been transferred.
 void Scheduler::TakeBackWrite(Block& block, const Forming& write) {
   LeaveQueue(block, write.extent.path);
-  const bool in_place = write.extent.path == block.extent.path && write.extent.offset == block.extent.offset;
+  const bool in_place = write.extent.path == block.extent.path && write.extent.file == block.extent.file &&
+                        write.extent.offset == block.extent.offset;
   if (!in_place) GiveExtent(*block.owner->session, write.extent);
 }
 
@@ -206,6 +208,7 @@ void Scheduler::PieceRead(Block& block, int error) {
   block.read_twice = true;
   SettleInMemory(block);
   if (block.leaves) Leave(block);
+  LookForTake(block);
 }
 
 // A block that nobody wants was found wrong when it was to be written to another path.

@@ -12,6 +12,7 @@
 #include "daemon/scheduler/object.h"
 #include "daemon/scheduler/scheduler.h"
 #include "daemon/scheduler/session.h"
+#include "daemon/scheduler/state_save.h"
 
 namespace mlpo {
 namespace {
@@ -234,6 +235,8 @@ void Scheduler::MaybeEvacuated(PathIndex index) {
   for (auto& [id, session] : sessions_) {
     if (!session->files.empty()) session->files[index] = kNone;
   }
+  // Nor does any go on there in another file: that goes, too.
+  for (auto& [number, save] : saves_) save->next_files[index] = kNone;
   actions_->Evacuated(index);
 }
 

@@ -11,9 +11,18 @@
 namespace mlpo {
 namespace {
 
+// What everything that uses the state of a subgroup is refused with.
+Failure CheckMade(const Subgroup& subgroup) {
+  if (!subgroup.unmade) return {};
+  return Fail(MLPO_E_TORN, subgroup.Name() +
+                               " was not restored to its end, so it has no state: restore it again, or "
+                               "write all of it");
+}
+
 // What everything that changes a window or uses a gradient is refused with.
 Failure CheckSlot(const Subgroup& subgroup) {
   if (subgroup.update_queued) return Fail(MLPO_E_SLOT_BUSY, "an UPDATE of " + subgroup.Name() + " has not ended");
+  if (subgroup.unmade) return CheckMade(subgroup);
   if (subgroup.torn) {
     return Fail(MLPO_E_TORN, subgroup.Name() + " is partly at epoch " + std::to_string(subgroup.epoch + 1) +
                                  ": repeat the identical UPDATE, or write all of its state");
@@ -63,6 +72,14 @@ void Scheduler::Submit(const Request& request, int64_t now_ns) {
   if (op == MLPO_OP_DISCARD) return SubmitDiscard(*session, request);
   if (op == MLPO_OP_FETCH || op == MLPO_OP_FLUSH || op == MLPO_OP_DELETE) {
     SubmitObject(*session, request);
+    return Pump();
+  }
+  if (op == MLPO_OP_RESTORE && session->features & MLPO_FEATURE_SNAPSHOT) {
+    SubmitRestore(*session, request);
+    return Pump();
+  }
+  if (op == MLPO_OP_SNAPSHOT && session->features & MLPO_FEATURE_SNAPSHOT) {
+    SubmitSnapshot(*session, request);
     return Pump();
   }
   if (op > MLPO_OP_STAT || (op > MLPO_OP_DELETE && op <= MLPO_OP_CANCEL)) {
@@ -160,7 +177,7 @@ void Scheduler::SubmitDiscard(Session& session, const Request& request) {
 }
 
 Failure Scheduler::CheckUpdate(const Subgroup& subgroup, const Request& request) const {
-  if (subgroup.update_queued) return CheckSlot(subgroup);
+  if (subgroup.update_queued || subgroup.unmade) return CheckSlot(subgroup);
   Failure failure = CheckEpoch(subgroup, request.submission.epoch);
   if (failure.status != 0 || !subgroup.torn) return failure;
   if (std::memcmp(&request.hyper, &subgroup.torn_hyper, sizeof request.hyper) == 0 &&
@@ -173,6 +190,7 @@ Failure Scheduler::CheckUpdate(const Subgroup& subgroup, const Request& request)
 }
 
 void Scheduler::SubmitState(Subgroup& subgroup, const Request& request) {
+  if (request.submission.op == MLPO_OP_READ_STATE && subgroup.unmade) return Answer(request, CheckMade(subgroup));
   if (request.submission.op == MLPO_OP_UPDATE) {
     Failure failure = CheckUpdate(subgroup, request);
     if (failure.status == 0) failure = CheckLentSlot(subgroup, request.submission.staging_offset);
@@ -215,6 +233,11 @@ Failure Scheduler::BeginOp(Op& op) {
   if (op.kind() == MLPO_OP_GRAD) return BeginGrad(op);
   steps_.OpBegins(op.session->steps);
   if (op.kind() == MLPO_OP_UPDATE) return BeginUpdate(op);
+  if (op.kind() == MLPO_OP_SNAPSHOT) return BeginTake(op);
+  if (op.kind() == MLPO_OP_RESTORE) {
+    BeginRestore(op);
+    return {};
+  }
   const mlpo_submission& submission = op.request.submission;
   if (submission.arg == MLPO_PART_STEP || submission.count == 0) return {};  // done in EndFront
   if (Failure damage = CheckDamage(op); damage.status != 0) return damage;
@@ -337,6 +360,7 @@ void Scheduler::Advance(BlockOwner& owner) {
 void Scheduler::FailOp(Op& op, Failure failure) {
   if (op.failure.status == 0) op.failure = std::move(failure);
   std::erase_if(op.session->line, [&op](const InLine& waits) { return waits.op == &op; });
+  std::erase(op.session->restoring, &op);
   for (uint32_t i = op.first_block; i < op.end_block; ++i) {
     Block& block = op.owner->blocks[i];
     if (block.want != &op || block.state == BlockState::kWorking || block.state == BlockState::kFetching) continue;
@@ -362,6 +386,7 @@ void Scheduler::EndFront(BlockOwner& owner) {
   if (op->kind() == MLPO_OP_GRAD) return EndGrad(*op);
   Subgroup& subgroup = *op->subgroup();
   steps_.OpEnds(op->session->steps);
+  if (op->kind() == MLPO_OP_SNAPSHOT) return EndTake(*op);
   Completion completion;
   completion.session = op->request.session;
   completion.user_data = op->request.submission.user_data;
@@ -372,6 +397,8 @@ void Scheduler::EndFront(BlockOwner& owner) {
     SettleLentSlot(subgroup);
     steps_.UpdateEnds(op->session->steps, subgroup.steps, completion.value, op->session->subgroups.size());
     if (trace_.on()) TraceOp(*op, op->failure.status);
+  } else if (op->kind() == MLPO_OP_RESTORE) {
+    EndRestore(*op, &completion);
   } else if (op->request.submission.arg == MLPO_PART_STEP) {
     op->failure = actions_->CopySteps(*op, subgroup.spec.tensors);
   } else if (op->kind() == MLPO_OP_WRITE_STATE && op->failure.status == 0) {
@@ -425,7 +452,7 @@ void Scheduler::EndWrite(Op& op) {
   if (!subgroup.torn_written.complete()) return;
   Heal(subgroup);
   if (!subgroup.torn) return;
-  subgroup.torn = false;
+  subgroup.torn = subgroup.unmade = false;
   subgroup.params_valid = false;
   ClearWindow(subgroup);
   for (Block& block : subgroup.blocks) block.epoch = subgroup.epoch;

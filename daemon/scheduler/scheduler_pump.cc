@@ -17,6 +17,7 @@ namespace mlpo {
 
 void Scheduler::Pump() {
   do {
+    PumpTakes();
     PumpGradients();
     WantNext();
     PumpFlushes();
@@ -30,6 +31,7 @@ void Scheduler::Pump() {
     }
   } while (YieldTurns());
   wake_ns_ = std::min({wake_ns_, NextProbe(), NextLook()});
+  PumpCopies();
 }
 
 bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
@@ -69,7 +71,7 @@ void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t p
   transfer.id = next_transfer_++;
   transfer.direction = direction;
   transfer.path = extent.path;
-  transfer.file = block.owner->session->files[extent.path];
+  transfer.file = extent.file;
   transfer.buffer = block.buffer;
   transfer.buffer_offset = span.first;
   transfer.offset = options_.extents_offset_bytes + extent.offset + span.first;
@@ -160,7 +162,7 @@ PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
       return MayStart(subgroup->home, Direction::kWrite, session) ? subgroup->home : kNone;
     }
   }
-  const auto in_use = [&](size_t i) { return static_cast<double>(session.extents[i].bytes_in_use()); };
+  const auto in_use = [&](size_t i) { return static_cast<double>(session.placed_bytes[i]); };
   double total = static_cast<double>(bytes);
   for (size_t i = 0; i < paths_.size(); ++i) {
     total += in_use(i);
@@ -200,7 +202,9 @@ bool Scheduler::StartFlush(Block& block) {
   const PathIndex target = ChooseFlushPath(block, bytes);
   if (target == kNone) return false;
   paths_[target].extent_bytes += bytes;
-  StartWrite(block, Extent{target, block.owner->session->extents[target].Take(bytes), bytes}, block.nonzero);
+  Session& session = *block.owner->session;
+  session.placed_bytes[target] += bytes;
+  StartWrite(block, Extent{target, session.extents[target].Take(bytes), bytes, session.files[target]}, block.nonzero);
   return true;
 }
 
@@ -239,16 +243,19 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   path.written_bytes += result.bytes;
   path.write_rate.Add(result.bytes, now_ns_);
   LeaveQueue(block, in_flight.extent.path);
-  const bool in_place = in_flight.extent.path == block.extent.path && in_flight.extent.offset == block.extent.offset;
+  const bool in_place = in_flight.extent.path == block.extent.path && in_flight.extent.file == block.extent.file &&
+                        in_flight.extent.offset == block.extent.offset;
+  // Of a file that the session has left meanwhile it is not asked any more what has been written.
+  const bool current = in_flight.extent.file == block.owner->session->files[in_flight.extent.path];
   ExtentMap& extents = block.owner->session->extents[in_flight.extent.path];
-  const bool rewrite = extents.IsWritten(in_flight.extent.offset, in_flight.extent.bytes);
+  const bool rewrite = current && extents.IsWritten(in_flight.extent.offset, in_flight.extent.bytes);
   if (result.error != 0) {
     // The block is still in memory; the extent is written in full before it is read again.
     if (!in_place) GiveExtent(*block.owner->session, in_flight.extent);
     ++path.write_errors;
     path.health.WriteFailed(result.error, in_flight.transfer.offset + in_flight.transfer.bytes, rewrite, now_ns_);
   } else {
-    extents.Wrote(in_flight.extent.offset, in_flight.extent.bytes);
+    if (current) extents.Wrote(in_flight.extent.offset, in_flight.extent.bytes);
     StopLeaving(block);
     if (!in_place) {
       ReleaseExtent(block);
@@ -280,6 +287,7 @@ void Scheduler::AfterWrite(Block& block, bool failed) {
   if (lone && failed) return StartRead(block, block.buffer);
   SettleInMemory(block);
   if (block.leaves) LookAgain(block);
+  TakeGoesOn(block);
 }
 
 // ---- Fetching ----
@@ -404,6 +412,7 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
   block.want = nullptr;
   SettleInMemory(block);
   if (block.leaves) Leave(block);
+  TakeGoesOn(block);
   if (op != nullptr) BlockDone(*op);
 }
 
@@ -411,6 +420,11 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
 void Scheduler::CannotBeRead(Block& block, int error) {
   const PathIndex from = block.extent.path;
   Op* const op = block.want;
+  // It was being read ahead of use, or moved, and is filled anew from a checkpoint.
+  if (op != nullptr && op->kind() == MLPO_OP_RESTORE && op->failure.status == 0) {
+    StartWork(block);
+    return ReadsFail(from, error);
+  }
   block.want = nullptr;
   CannotLeave(block);
   ForgetRead(block);
@@ -438,6 +452,7 @@ void Scheduler::ForgetRead(Block& block) {
     BeLone(block);
     paths_[block.extent.path].rescue_again_ns = now_ns_ + kNsPerS;
     SettleInMemory(block);
+    LookForTake(block);
   } else {
     DropBuffer(block);
     LeaveLists(block);  // not ahead of use again: who needs it tries
@@ -461,12 +476,21 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   paths_[transfer.path].turn.Ended(in_flight.turn, transfer.direction);
   if (model_.HangsForLong(transfer.path, now_ns)) paths_[transfer.path].health.Returned(now_ns);
   if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
+  if (in_flight.pin != nullptr) {
+    if (trace_.on()) {
+      const Pin& pin = *in_flight.pin;
+      trace_.TransferEnds(transfer, pin.save->session_id, pin.subgroup, pin.index, result, now_ns_);
+    }
+    CopyRead(in_flight, result);
+    return Pump();
+  }
   steps_.TransferEnds(in_flight.block->owner->session->steps, transfer, result.bytes);
   if (trace_.on()) TraceTransfer(in_flight, result);
   if (in_flight.transfer.direction == Direction::kRead) {
     ReadDone(in_flight, result);
   } else {
     WriteDone(in_flight, result);
+    LeavingGoesOn();
   }
   Pump();
 }
@@ -581,8 +605,10 @@ void Scheduler::FailHung() {
     if (hung_ns < options_.hang_timeout_ns) continue;
     std::map<Op*, const Block*> waiting;
     for (const auto& [id, in_flight] : transfers_) {
-      if (in_flight.transfer.path == path && in_flight.block->want != nullptr)
-        waiting.emplace(in_flight.block->want, in_flight.block);
+      const Block* const block = in_flight.block;  // nullptr: a copy, which only its checkpoint waits for
+      if (in_flight.transfer.path != path || block == nullptr) continue;
+      if (block->want != nullptr) waiting.emplace(block->want, block);
+      if (block->flush_for != nullptr) waiting.emplace(block->flush_for, block);
     }
     for (const Session* session : all_sessions_) {
       for (const Block& block : session->pending[path]) waiting.emplace(block.want, &block);

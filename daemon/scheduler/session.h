@@ -6,10 +6,13 @@
 #include <boost/intrusive/set.hpp>
 #include <compare>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "daemon/scheduler/block.h"
@@ -48,6 +51,14 @@ struct InLine {
 
 struct TrainingJob;
 struct ObjectStore;
+struct StateSave;
+
+// How the last checkpoint that a session began has ended.
+struct LastSave {
+  uint32_t handle = 0;
+  Failure failure;
+  bool complete = false;  // all ranks' parts were there
+};
 
 // Buffers that have blocks of a session, a job or a user, and those of them that are being written.
 struct PoolUse {
@@ -67,11 +78,14 @@ struct Session {
   std::map<SubgroupId, std::unique_ptr<Subgroup>> subgroups;
   std::map<uint32_t, ObjectHandle> handles;
   std::map<uint64_t, Subgroup*> slots;  // of the lent area, by offset, that are in use
-  std::vector<ExtentMap> extents;       // per path
-  std::set<InLine> line;                // Options::order is not kAdaptive: blocks of UPDATEs that nobody wants yet
-  std::vector<PendingSet> pending;      // per path to read from; the last one: blocks that are not read
-  BlockList dirty;                      // kDirty and not wanted, the last used at the back
-  std::vector<BlockList> away;          // per path: kAway, not wanted, with an update behind them; order of use, nearly
+  std::vector<ExtentMap> extents;       // per path, in its file
+  std::vector<uint64_t> placed_bytes;   // per path: of the extents that its blocks have, or are being written to
+  // Files that it has left to a checkpoint: bytes of them that its blocks, or pins, still have.
+  std::map<std::pair<PathIndex, FileId>, uint64_t> old_files;
+  std::set<InLine> line;            // Options::order is not kAdaptive: blocks of UPDATEs that nobody wants yet
+  std::vector<PendingSet> pending;  // per path to read from; the last one: blocks that are not read
+  BlockList dirty;                  // kDirty and not wanted, the last used at the back
+  std::vector<BlockList> away;      // per path: kAway, not wanted, with an update behind them; order of use, nearly
   std::vector<uint64_t> home_parameters;  // per path, of subgroups that are kept whole there
   Share share;                            // of what its job is given
   uint64_t parameters = 0;
@@ -83,6 +97,11 @@ struct Session {
   int64_t period_ns = 0;  // from the step before to this one; 0: not known
   SessionSteps steps;
   PoolUse use;
+  StateSave* save = nullptr;    // the checkpoint that it has begun; there is one at a time
+  std::deque<Block*> to_flush;  // blocks with `flush_for`, until their flush has begun
+  std::optional<LastSave> last_save;
+  std::set<uint32_t> restores;  // handles
+  std::deque<Op*> restoring;    // RESTOREs that have begun, in their order
   bool ending = false;
 };
 

@@ -3,11 +3,15 @@
 #include "daemon/session/client_connection.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <iterator>
+#include <utility>
 
+#include "daemon/base/close_elsewhere.h"
 #include "daemon/session/session_server.h"
 
 namespace mlpo {
@@ -21,6 +25,13 @@ constexpr uint64_t kMaxStagingBytes = uint64_t{64} << 20;
 constexpr uint64_t kLeastBlockOfKept = 2048;  // parameters; config/load.cc has the same for all gradients
 
 Status Broken(const std::string& what) { return Status(MLPO_E_PROTOCOL, what); }
+
+// A daemon opens nothing for others than its own user: they could not open it themselves, or not the way it does.
+Status CheckOwnUid(uint32_t uid) {
+  if (uid == ::geteuid()) return Status();
+  return Status(-EPERM, "the daemon of uid " + std::to_string(::geteuid()) + " opens no files for uid " +
+                            std::to_string(uid) + ": run a daemon as that user");
+}
 
 }  // namespace
 
@@ -219,8 +230,11 @@ Status ClientConnection::OnReady() {
 // ---- Registration ----
 
 Status ClientConnection::OnRequest(Frame& frame) {
-  if (!frame.fds().empty()) return Broken("a descriptor came with a frame that has none");
+  const bool may_pass = frame.type() == MLPO_FRAME_CHECKPOINT || frame.type() == MLPO_FRAME_RESTORE_FILES;
+  if (!frame.fds().empty() && !may_pass) return Broken("a descriptor came with a frame that has none");
   if (frame.type() == MLPO_FRAME_MAPPED) return OnMapped(frame);
+  if (frame.type() == MLPO_FRAME_RESTORE_FILES) return OnRestoreFiles(frame);
+  if (restore_) return Broken("a request came before all files of the RESTORE before it");
   if (busy_) return Broken("a request came before the answer to the one before it");
   const bool continues = frame.type() == MLPO_FRAME_REGISTER_TENSORS || frame.type() == MLPO_FRAME_REGISTER_END ||
                          frame.type() == MLPO_FRAME_REGISTER_KEEP;
@@ -256,6 +270,14 @@ Status ClientConnection::OnRequest(Frame& frame) {
       seq_ = frame.seq();
       busy_ = true;
       refusal = OnLend(frame);
+      break;
+    case MLPO_FRAME_CHECKPOINT:
+    case MLPO_FRAME_RESTORE:
+      if (!(identity_.features & MLPO_FEATURE_SNAPSHOT))
+        return Broken("CHECKPOINT or RESTORE without feature SNAPSHOT");
+      seq_ = frame.seq();
+      busy_ = true;
+      refusal = frame.type() == MLPO_FRAME_CHECKPOINT ? OnCheckpoint(frame) : OnRestore(frame);
       break;
     default:
       return Broken("unknown frame type " + std::to_string(frame.type()));
@@ -304,6 +326,99 @@ Status ClientConnection::OnRegisterEnd() {
     if (!prepared.ok()) self->Refuse(prepared);
   });
   return Status();
+}
+
+// ---- Checkpoints ----
+
+Status ClientConnection::OnCheckpoint(Frame& frame) {
+  const auto* asked = frame.As<mlpo_checkpoint>();
+  if (asked == nullptr || asked->reserved != 0 || asked->tag_bytes > MLPO_MAX_TAG ||
+      asked->directory_bytes > MLPO_MAX_DIRECTORY ||
+      asked->flags & ~(MLPO_CHECKPOINT_OVERWRITE | MLPO_CHECKPOINT_FILES))
+    return Broken("a CHECKPOINT frame is broken");
+  const bool passed = asked->flags & MLPO_CHECKPOINT_FILES;
+  if (frame.fds().size() != (passed ? 2 : 0) || (passed && asked->directory_bytes != 0))
+    return Broken("a CHECKPOINT frame has not the descriptors, or the directory, that its flags say");
+  const Status own = passed ? Status() : CheckOwnUid(identity_.uid);
+  if (!own.ok()) return own;
+  CheckpointRequest request;
+  if (passed) request.files = ShareForeign(std::exchange(frame.fds(), {}));
+  request.directory.assign(asked->directory, asked->directory_bytes);
+  request.tag.assign(asked->tag, asked->tag_bytes);
+  request.step = asked->step;
+  std::copy(std::begin(asked->attempt), std::end(asked->attempt), request.attempt.begin());
+  request.overwrite = asked->flags & MLPO_CHECKPOINT_OVERWRITE;
+  request.ranks_here = server_->RanksOf(identity_.uid, identity_.job);
+  server_->host().BeginCheckpoint(identity_, request, [self = shared_from_this()](Result<CheckpointBegun> begun) {
+    if (self->ended()) return;
+    if (!begun.ok()) return self->Refuse(begun.status());
+    auto answer = MakeFrame<mlpo_checkpointing>(MLPO_FRAME_CHECKPOINTING, self->seq_);
+    std::copy(begun->attempt.begin(), begun->attempt.end(), answer.attempt);
+    answer.bytes = begun->bytes;
+    answer.handle = begun->handle;
+    self->Reply(answer);
+  });
+  return Status();
+}
+
+Status ClientConnection::OnRestore(const Frame& frame) {
+  const auto* asked = frame.As<mlpo_restore>();
+  if (asked == nullptr || asked->reserved != 0 || asked->tag_bytes > MLPO_MAX_TAG ||
+      asked->directory_bytes > MLPO_MAX_DIRECTORY)
+    return Broken("a RESTORE frame is broken");
+  if (asked->files > 0) {
+    if (asked->tag_bytes != 0 || asked->directory_bytes != 0) return Broken("RESTORE has both files and names");
+    if (asked->files > MLPO_MAX_RESTORE_FILES)
+      return Status(-E2BIG, std::to_string(asked->files) + " files are more than " +
+                                std::to_string(MLPO_MAX_RESTORE_FILES) +
+                                ": restore by a daemon of your own, which opens them as it needs them");
+    busy_ = false;  // its files come
+    restore_.emplace();
+    restore_->files = ShareForeign({});
+    restore_files_ = asked->files;
+    return Status();
+  }
+  const Status own = CheckOwnUid(identity_.uid);
+  if (!own.ok()) return own;
+  restore_.emplace();
+  restore_->directory.assign(asked->directory, asked->directory_bytes);
+  restore_->tag.assign(asked->tag, asked->tag_bytes);
+  BeginRestore();
+  return Status();
+}
+
+Status ClientConnection::OnRestoreFiles(Frame& frame) {
+  const auto* passed = frame.As<mlpo_restore_files>();
+  if (passed == nullptr || passed->count == 0 || frame.fds().size() != passed->count)
+    return Broken("a RESTORE_FILES frame is broken");
+  if (!restore_) {
+    if (!busy_ && frame.seq() == seq_ && seq_ != 0) return Status();  // was under way when we refused
+    return Broken("RESTORE_FILES without RESTORE");
+  }
+  std::vector<UniqueFd>& files = *restore_->files;
+  if (frame.seq() != seq_ || passed->first != files.size() || passed->count > restore_files_ - files.size())
+    return Broken("RESTORE_FILES in a wrong order");
+  for (UniqueFd& file : std::exchange(frame.fds(), {})) files.push_back(std::move(file));
+  if (files.size() < restore_files_) return Status();
+  busy_ = true;
+  BeginRestore();
+  return Status();
+}
+
+void ClientConnection::BeginRestore() {
+  const RestoreRequest request = std::move(*restore_);
+  restore_.reset();
+  server_->host().BeginRestore(identity_, request, [self = shared_from_this()](Result<RestoreBegun> begun) {
+    if (self->ended()) return;
+    if (!begun.ok()) return self->Refuse(begun.status());
+    auto answer = MakeFrame<mlpo_restoring>(MLPO_FRAME_RESTORING, self->seq_);
+    std::copy(begun->attempt.begin(), begun->attempt.end(), answer.attempt);
+    answer.step = begun->step;
+    answer.world_size = begun->world_size;
+    answer.handle = begun->handle;
+    answer.tag_bytes = static_cast<uint32_t>(begun->tag.copy(answer.tag, sizeof answer.tag));
+    self->Reply(answer);
+  });
 }
 
 Status ClientConnection::OnStaging(const Frame& frame) {
@@ -473,6 +588,7 @@ void ClientConnection::End(const Status& reason, bool tell) {
   state_ = State::kEnded;
   cancelled_->store(true, std::memory_order_relaxed);
   after_mapped_ = nullptr;
+  restore_.reset();
   if (reason.code() == MLPO_E_PROTOCOL) server_->CountProtocolError();
   if (was_running && reason.ok()) {
     spdlog::info("event=session_end session={} job={} rank={}", identity_.id, identity_.job, identity_.rank);

@@ -11,6 +11,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -19,6 +20,7 @@
 #include "daemon/session/frame.h"
 #include "daemon/session/peer.h"
 #include "daemon/session/registration.h"
+#include "daemon/types/checkpoint.h"
 #include "daemon/types/session_identity.h"
 
 namespace mlpo {
@@ -62,6 +64,10 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   Status OnRegisterEnd();
   Status OnStaging(const Frame& frame);
   Status OnLend(const Frame& frame);
+  Status OnCheckpoint(Frame& frame);
+  Status OnRestore(const Frame& frame);
+  Status OnRestoreFiles(Frame& frame);
+  void BeginRestore();
   Status OnMapped(const Frame& frame);
 
   // A place of `bytes` in the arena, then `use` with it; makes, sends and seals a further memfd where needed.
@@ -97,6 +103,9 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   bool staging_ = false;
   std::byte* lent_ = nullptr;  // the lent area
   uint64_t lent_bytes_ = 0;
+
+  std::optional<RestoreRequest> restore_;  // whose files are still to come
+  uint32_t restore_files_ = 0;             // so many in all
 
   bool busy_ = false;
   uint32_t seq_ = 0;                 // of the request that is carried out

@@ -18,6 +18,26 @@ std::string Shown(const std::string& bytes) {
   return "'" + shown + "'";
 }
 
+// Without dimensions it is one array of its own length, or a range of a scalar.
+TensorShard ShardOf(const mlpo_tensor_record& record) {
+  TensorShard shard;
+  shard.count = record.numel;
+  shard.flat = record.flags & MLPO_TENSOR_FLAT;
+  shard.global_shape.assign(record.global_shape, record.global_shape + record.ndim);
+  if (shard.flat) {
+    shard.flat_first = record.flat_first;
+    if (record.ndim == 0) shard.global_shape = {1};
+    return shard;
+  }
+  shard.shape.assign(record.shape, record.shape + record.ndim);
+  shard.offsets.assign(record.offsets, record.offsets + record.ndim);
+  if (record.ndim == 0) {
+    shard.global_shape = shard.shape = {record.numel};
+    shard.offsets = {0};
+  }
+  return shard;
+}
+
 }  // namespace
 
 Status Registration::Begin(const Frame& frame, const std::set<std::string>& taken_keys) {
@@ -105,6 +125,7 @@ Status Registration::AddTensor(const mlpo_tensor_record& record) {
   }
   tensor.first = spec_.numel;
   tensor.count = record.numel;
+  tensor.shard = ShardOf(record);
   spec_.numel += record.numel;
   if (spec_.numel > numel_declared_) {
     return Status::Invalid(who + " brings the subgroup past the " + std::to_string(numel_declared_) + " declared");

@@ -11,6 +11,7 @@
 #include "daemon/base/status.h"
 #include "daemon/session/areas.h"
 #include "daemon/session/arena.h"
+#include "daemon/types/checkpoint.h"
 #include "daemon/types/session_identity.h"
 #include "daemon/types/subgroup_spec.h"
 
@@ -32,6 +33,12 @@ class SessionHost {
   // From now on the subgroup may be used; `done` before the client is told.
   virtual void AddSubgroup(SessionId session, SubgroupSpec spec, std::function<void()> done) = 0;
   virtual void SetStaging(SessionId session, std::byte* data, uint64_t bytes, std::function<void()> done) = 0;
+  // Makes the files of the rank's part, and room on the paths; then SNAPSHOT with the handle may come.
+  virtual void BeginCheckpoint(const SessionIdentity& identity, const CheckpointRequest& request,
+                               std::function<void(Result<CheckpointBegun>)> done) = 0;
+  // Finds a checkpoint for the session's subgroups; then RESTORE with the handle may come.
+  virtual void BeginRestore(const SessionIdentity& identity, const RestoreRequest& request,
+                            std::function<void(Result<RestoreBegun>)> done) = 0;
   // A session that was ready has ended. Answered by SessionServer::SessionGone when nothing of it is in use.
   virtual void SessionEnded(const SessionIdentity& identity) = 0;
   // Frees memory that may be large, in the housekeeping thread.

@@ -89,6 +89,15 @@ void SessionServer::Break(SessionId session, const std::string& reason) {
   connection->End(Status(MLPO_E_PROTOCOL, reason), true);
 }
 
+uint32_t SessionServer::RanksOf(uint32_t uid, const std::string& job) const {
+  uint32_t ranks = 0;
+  for (const auto& [id, connection] : connections_) {
+    const SessionIdentity& identity = connection->identity();
+    ranks += !connection->ended() && identity.uid == uid && identity.job == job;
+  }
+  return ranks;
+}
+
 const ClientConnection* SessionServer::Find(SessionId session) const {
   auto it = connections_.find(session);
   return it == connections_.end() ? nullptr : it->second.get();

@@ -64,6 +64,8 @@ class SessionServer {
   Frame& frame() { return frame_; }
   const std::string& group() const { return options_.group; }
   uint64_t block_elements() const { return options_.block_elements; }
+  // Of a job, that are connected.
+  uint32_t RanksOf(uint32_t uid, const std::string& job) const;
   bool flush_gradients() const { return options_.flush_gradients; }
   uint64_t arenas_limit_bytes() const { return options_.arenas_limit_bytes; }
   const std::array<uint8_t, MLPO_BOOT_ID_BYTES>& boot_id() const { return boot_id_; }

@@ -84,6 +84,30 @@ struct BenchSnapshot {
   std::string not_saved;    // why it will not be known at the next start; "": it will
 };
 
+// A rank's part that is being saved.
+struct CheckpointSnapshot {
+  std::string job;
+  uint32_t uid = 0;
+  uint32_t rank = 0;
+  std::string directory;
+  std::string tag;
+  uint64_t step = 0;
+  std::string phase;          // begun, taking, taken, copying, committing
+  uint64_t bytes = 0;         // to be copied; before that is known, of the state
+  uint64_t copied_bytes = 0;  // of these
+  double bytes_per_s = 0;     // over the last seconds
+  double left_s = 0;          // as it goes now
+  double bound_s = 0;         // at most; 0: not known yet
+};
+
+// Of all parts since the start.
+struct CheckpointTotals {
+  uint64_t begun = 0;
+  uint64_t saved = 0;
+  uint64_t failed = 0;
+  uint64_t copied_bytes = 0;
+};
+
 struct PoolNode {
   int id = 0;
   uint64_t buffers = 0;
@@ -140,6 +164,8 @@ struct Snapshot {
   uint64_t total_parameters = 0;
   int64_t workers_busy_ns = 0;  // time in which the Adam workers had something to do, since start
   StepTotals steps;
+  CheckpointTotals checkpoint_totals;
+  std::vector<CheckpointSnapshot> checkpoints;
   std::vector<SessionSnapshot> sessions;
   std::vector<PoolUseSnapshot> pool_use;
   std::vector<QuotaSnapshot> quotas;  // of those who have something; like `sessions`

@@ -1,14 +1,20 @@
 // Every bad input has its own clear error: what, where, what to do; the daemon's exit codes are those of sysexits.h.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sysexits.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
 
+#include "daemon/base/unique_fd.h"
+#include "daemon/session/frame.h"
 #include "proto/status.h"
 #include "tests/support/catch.h"
 #include "tests/support/daemon_process.h"
@@ -358,4 +364,82 @@ TEST_CASE("BadInput.RingEntries") {
     CHECK(answer.status == -EINVAL);
     CHECK(answer.text.find("power of two") != std::string::npos);
   }
+}
+
+// ---- Checkpoints ----
+
+TEST_CASE("BadInput.CheckpointFramesAndWhatTheyPass") {
+  DaemonProcess daemon({.memory = "1MiB"});
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const mlpo::UniqueFd read_end(ends[0]), write_end(ends[1]);
+  const auto checkpoint = [](uint32_t flags) {
+    auto frame = mlpo::MakeFrame<mlpo_checkpoint>(MLPO_FRAME_CHECKPOINT, 7);
+    frame.flags = flags;
+    frame.tag_bytes = 1;
+    frame.tag[0] = 't';
+    if (flags & MLPO_CHECKPOINT_FILES) return frame;
+    frame.directory_bytes = 4;
+    std::memcpy(frame.directory, "/tmp", 4);
+    return frame;
+  };
+  const auto restore = [](uint32_t files) {
+    auto frame = mlpo::MakeFrame<mlpo_restore>(MLPO_FRAME_RESTORE, 7);
+    frame.files = files;
+    return frame;
+  };
+  const auto more = [](uint32_t first, uint32_t count) {
+    auto frame = mlpo::MakeFrame<mlpo_restore_files>(MLPO_FRAME_RESTORE_FILES, 7);
+    frame.first = first;
+    frame.count = count;
+    return frame;
+  };
+  // What is asked wrongly is refused, and the session goes on.
+  RawSession lives(daemon.socket(), MakeHello("lives"));
+  const auto refusal = [&] {
+    REQUIRE(lives.Receive());
+    REQUIRE(lives.type() == MLPO_FRAME_ERROR);
+    return lives.As<mlpo_error>().status;
+  };
+  REQUIRE(lives.Send(checkpoint(MLPO_CHECKPOINT_FILES), ends));
+  CHECK(refusal() == -EINVAL);
+  REQUIRE(lives.Send(restore(1)));
+  REQUIRE(lives.Send(more(0, 1), {ends, 1}));
+  CHECK(refusal() == -EINVAL);
+  REQUIRE(lives.Send(restore(MLPO_MAX_RESTORE_FILES + 1)));
+  REQUIRE(lives.Send(more(0, 2), ends));  // was under way
+  CHECK(refusal() == -E2BIG);
+  auto relative = checkpoint(0);
+  relative.directory[0] = 'x';
+  REQUIRE(lives.Send(relative));
+  CHECK(refusal() != 0);
+  // What honest software cannot send ends it.
+  const auto ends_it = [&](const std::function<void(RawSession&)>& sends) {
+    RawSession session(daemon.socket(), MakeHello("ends"));
+    sends(session);
+    return session.WaitForEnd().status == MLPO_E_PROTOCOL;
+  };
+  CHECK(ends_it([&](RawSession& s) { s.Send(checkpoint(MLPO_CHECKPOINT_FILES), {ends, 1}); }));
+  CHECK(ends_it([&](RawSession& s) { s.Send(checkpoint(0), ends); }));
+  CHECK(ends_it([&](RawSession& s) { s.Send(checkpoint(4)); }));
+  CHECK(ends_it([&](RawSession& s) {
+    auto frame = checkpoint(0);
+    frame.tag_bytes = MLPO_MAX_TAG + 1;
+    s.Send(frame);
+  }));
+  CHECK(ends_it([&](RawSession& s) { s.Send(more(0, 1), {ends, 1}); }));
+  for (const mlpo_restore_files& wrong : {more(1, 1), more(0, 2), more(0, 0)}) {
+    CHECK(ends_it([&](RawSession& s) {
+      s.Send(restore(2));
+      s.Send(wrong, {ends, 1});
+    }));
+  }
+  CHECK(ends_it([&](RawSession& s) {
+    s.Send(restore(2));
+    s.Send(checkpoint(0));
+  }));
+  CHECK(daemon.running());
+  REQUIRE(lives.Send(restore(1)));
+  REQUIRE(lives.Send(more(0, 1), {ends, 1}));
+  CHECK(refusal() == -EINVAL);
 }

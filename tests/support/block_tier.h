@@ -307,6 +307,14 @@ class BlockTier : private SchedulerActions {
   void PublishEpoch(const Subgroup&) override {}
   void Complete(const Completion& completion) override { completions_[completion.user_data] = completion; }
   void SessionGone(SessionId session) override { gone_ |= session == kSession; }
+  // Nothing is saved or restored here.
+  void StatePinned(const StateSave&) override { std::abort(); }
+  void FileUnused(SessionId, PathIndex, FileId) override { std::abort(); }
+  void StateTaken(const StateSave&) override { std::abort(); }
+  void WritePart(uint64_t, Pin&, BufferIndex) override { std::abort(); }
+  void StateCopied(uint64_t, const Failure&) override { std::abort(); }
+  Failure RestoreSteps(const Op&, std::vector<Tensor>&) override { std::abort(); }
+  void RestoreEnded(SessionId, uint32_t) override { std::abort(); }
 
   // What workers and engine use comes before them: it goes after them.
   ScratchDir folder_;

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <future>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -136,6 +137,13 @@ class ControlScene {
     };
     handlers.trace = [this](double, std::function<void(mlpo::Trace)> answer) { answer(trace); };
     handlers.trace_stop = [] {};
+    handlers.request_checkpoint = [this](std::optional<uint32_t> uid, const std::optional<std::string>& job,
+                                         const std::function<void(uint64_t)>& answer) {
+      uint64_t asked_sessions = 0;
+      for (const mlpo::SessionSnapshot& session : snapshot.sessions)
+        asked_sessions += (!uid || session.uid == *uid) && (!job || session.job == *job);
+      answer(asked_sessions);
+    };
     OnServerThread([&] {
       auto opened = mlpo::ControlServer::Open(io_, options, std::move(handlers));
       error_ = opened.status();

@@ -65,7 +65,7 @@ void FakeTier::AddSession(SessionId session, const std::string& job) {
   SessionIdentity identity;
   identity.id = session;
   identity.job = job;
-  identity.features = MLPO_FEATURES_HERE;
+  identity.features = MLPO_FEATURES_HERE | MLPO_FEATURE_SNAPSHOT;
   scheduler_->AddSession(identity);
   known_[session] = false;
 }
@@ -191,7 +191,8 @@ void FakeTier::SessionGone(SessionId session) {
   const Outside outside(this);
   if (!gone_.insert({session, true}).second) Violate("a session was gone twice");
   for (const auto& [place, transfers] : moving_) {
-    for (const auto& [offset, transfer] : transfers) {
+    for (const auto& [id, transfer] : transfers) {
+      if (saving_[session] > 0 && transfer.direction == Direction::kRead) continue;  // a copy needs no session
       if (transfer.file == FileOf(session)) Violate("a session was gone before its last transfer");
     }
   }
@@ -208,6 +209,114 @@ void FakeTier::MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket
                            now_ns_);
     });
   });
+}
+
+// ---- Checkpoints ----
+
+uint64_t FakeTier::BeginSave(SessionId session, uint32_t handle, CopyPace::Options pace, std::vector<bool> hands_over,
+                             std::vector<bool> clones) {
+  std::vector<FileId> next_files;
+  for (const bool leaves : hands_over) next_files.push_back(leaves ? next_file_++ : kNone);
+  const uint64_t number = scheduler_->BeginSave(session, handle, pace, std::move(next_files), now_ns_);
+  if (number == 0) return 0;
+  saver_[number] = session;
+  ++saving_[session];
+  clones.resize(paths_.size());
+  clones_[number] = std::move(clones);
+  return number;
+}
+
+void FakeTier::StatePinned(const StateSave& save) {
+  const Outside outside(this);
+  Save& known = saves_[save.id];
+  if (std::exchange(known.pinned, true)) Violate("a state was pinned twice");
+  if (gone_.contains(save.session_id)) Violate("the state of a session that is gone was pinned");
+  known.left = std::any_of(save.next_files.begin(), save.next_files.end(), [](FileId file) { return file != kNone; });
+}
+
+void FakeTier::FileUnused(SessionId session, PathIndex path, FileId file) {
+  const Outside outside(this);
+  if (gone_.contains(session)) Violate("a file of a session that is gone is told of");
+  if (!unused_.insert({path, file}).second) Violate("a file was told to be unused twice");
+  if (!moving_[{path, file}].empty()) Violate("a file was told to be unused before its last transfer");
+}
+
+// What is in files that are handed over, or cloned, is in the part at once; the others follow each other there.
+void FakeTier::StateTaken(const StateSave& save) {
+  const Outside outside(this);
+  Save& known = saves_[save.id];
+  if (std::exchange(known.taken, true) || !known.pinned) Violate("a state was taken twice, or before it was pinned");
+  known.blocks = save.pins.size();
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (save.old_files[i] == kNone) continue;
+    left_.insert({i, save.old_files[i]});
+    for (const auto& [id, transfer] : moving_[{i, save.old_files[i]}])
+      if (transfer.direction == Direction::kWrite) Violate("a file is handed over that is being written");
+  }
+  std::vector<PinPlace> places;
+  uint64_t offset = options_.extents_offset_bytes;
+  for (const Pin& pin : save.pins) {
+    PinPlace& place = places.emplace_back();
+    if (pin.extent.path == kNone) continue;
+    const Extent& extent = pin.extent;
+    const bool handed_over = save.old_files[extent.path] == extent.file;
+    place.there = handed_over || clones_[save.id][extent.path];
+    if (!place.there) {
+      place.part_offset = offset;
+      offset += pin.bytes;
+      continue;
+    }
+    const uint64_t at = options_.extents_offset_bytes + extent.offset + pin.first_byte;
+    const uint64_t token = StoredAt(extent.path, extent.file, at);
+    if (token == kGarbage) Violate("a block is in the part that is none");
+    in_parts_[{save.id, pin.subgroup, pin.index}] = token;
+    if (handed_over) handed_over_[{extent.path, extent.file, at}] = token;
+  }
+  At(now_ns_ + 1000, [this, number = save.id, places = std::move(places)] {
+    Call([&] { scheduler_->CopyState(number, places, now_ns_); });
+  });
+}
+
+uint64_t FakeTier::StoredAt(PathIndex path, FileId file, uint64_t offset) const {
+  const auto found = files_.find({path, file});
+  if (found == files_.end()) return kGarbage;
+  const auto stored = found->second.find(offset);
+  return stored == found->second.end() || stored->second.gradient ? kGarbage : stored->second.token;
+}
+
+bool FakeTier::HandedOverIsUnchanged() const {
+  return std::all_of(handed_over_.begin(), handed_over_.end(), [this](const auto& entry) {
+    const auto& [path, file, offset] = entry.first;
+    return StoredAt(path, file, offset) == entry.second;
+  });
+}
+
+void FakeTier::WritePart(uint64_t save, Pin& pin, BufferIndex buffer) {
+  const Outside outside(this);
+  Use(buffer, Use::kTransfer);
+  At(now_ns_ + part_write_ns, [this, save, &pin, buffer, started_ns = now_ns_] {
+    buffers_[buffer].use = Use::kIdle;
+    Failure failure;
+    failure.os_errno = part_fault ? part_fault(pin) : 0;
+    if (failure.os_errno != 0) failure.status = -failure.os_errno;
+    uint64_t& token = in_parts_[{save, pin.subgroup, pin.index}];
+    if (token != 0) Violate("a block was copied twice");
+    token = buffers_[buffer].token;
+    if (token == kGarbage) Violate("what was copied to a part is no block");
+    const bool flipped = (buffers_[buffer].flipped & kPartState) != 0;
+    const uint64_t hash = pin.hash + (flipped ? 1 : 0);
+    if (flipped && pin.hashed) token = 0;  // what is written again, or given up
+    Call([&] { scheduler_->PartWritten(save, pin, buffer, hash, failure, now_ns_ - started_ns, now_ns_); });
+  });
+}
+
+void FakeTier::StateCopied(uint64_t save, const Failure& failure) {
+  const Outside outside(this);
+  Save& known = saves_[save];
+  if (std::exchange(known.copied, true)) Violate("a state was copied twice");
+  known.failure = failure;
+  --saving_[saver_[save]];
+  At(now_ns_ + 1000, [this, save] { Call([&] { scheduler_->SaveEnded(save, {}, true, now_ns_); }); });
 }
 
 // ---- Time ----
@@ -266,24 +375,27 @@ void FakeTier::Use(BufferIndex buffer, enum Use use) {
   buffers_[buffer].use = use;
 }
 
-// No other transfer in flight has bytes of the same extent.
+// No other transfer in flight has bytes of the same extent, unless both read: one for a checkpoint.
 void FakeTier::CheckAlone(const Transfer& transfer) {
   std::map<uint64_t, Transfer>& moving = moving_[{transfer.path, transfer.file}];
-  auto it = moving.lower_bound(transfer.offset);
-  const auto meets = [&](const Transfer& other) {
-    return Overlap(transfer.offset, transfer.bytes, other.offset, other.bytes);
+  const auto meets = [&](const auto& entry) {
+    const Transfer& other = entry.second;
+    const bool read = transfer.direction == Direction::kRead && other.direction == Direction::kRead;
+    return !read && Overlap(transfer.offset, transfer.bytes, other.offset, other.bytes);
   };
-  if ((it != moving.end() && meets(it->second)) || (it != moving.begin() && meets(std::prev(it)->second))) {
+  if (std::any_of(moving.begin(), moving.end(), meets)) {
     Violate("two transfers of file " + std::to_string(transfer.file) + " on path " + std::to_string(transfer.path) +
             " overlap at " + std::to_string(transfer.offset));
   }
-  moving[transfer.offset] = transfer;
+  moving[transfer.id] = transfer;
 }
 
 void FakeTier::StartTransfer(const Transfer& transfer) {
   const Outside outside(this);
   Use(transfer.buffer, Use::kTransfer);
   CheckAlone(transfer);
+  if (transfer.direction == Direction::kWrite && left_.contains({transfer.path, transfer.file}))
+    Violate("a write to a file that a checkpoint may have");
   if (on_transfer) on_transfer(transfer);
   if (options_.integrity && transfer.direction == Direction::kWrite) {
     const Buffer& buffer = buffers_[transfer.buffer];
@@ -306,10 +418,11 @@ void FakeTier::Evacuated(PathIndex path) {
   evacuated.push_back(path);
   PathSnapshot snapshot;
   scheduler_->Fill(path, &snapshot, now_ns_);
-  if (snapshot.scratch_bytes != 0 || snapshot.in_flight != 0) Violate("a path was evacuated before its last block");
-  // Whatever is read there from now on is nothing of ours.
+  if (snapshot.scratch_bytes != 0 || snapshot.checkpoint_bytes != 0 || snapshot.in_flight != 0)
+    Violate("a path was evacuated before its last block");
+  // Whatever is read there from now on is nothing of ours; what has been handed over stays.
   for (auto& [place, file] : files_) {
-    if (place.first == path) file.clear();
+    if (place.first == path && !left_.contains(place)) file.clear();
   }
 }
 
@@ -318,7 +431,8 @@ void FakeTier::EnablePath(PathIndex path) {
   scheduler_->Fill(path, &snapshot, now_ns_);
   if (snapshot.evacuated) {
     for (const auto& [session, has_files] : known_) {
-      if (has_files) scheduler_->SetFile(session, path, FileOf(session));
+      const FileId file = left_.contains({path, FileOf(session)}) ? next_file_++ : FileOf(session);
+      if (has_files) scheduler_->SetFile(session, path, file);
     }
     for (const auto& [store, asks] : asking_) scheduler_->SetFile(store, path, FileOf(store));
   }
@@ -351,7 +465,7 @@ void FakeTier::EndTransfer(const Transfer& transfer) {
   if (transfer.id == 0) return EndProbe(transfer);
   Path& path = paths_[transfer.path];
   --path.counts.in_flight;
-  moving_[{transfer.path, transfer.file}].erase(transfer.offset);
+  moving_[{transfer.path, transfer.file}].erase(transfer.id);
   Buffer& buffer = buffers_[transfer.buffer];
   buffer.use = Use::kIdle;
   TransferResult result;
@@ -498,13 +612,15 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
   } else if (buffer.gradient != gradient) {
     Violate(block.owner->Name() + " block " + std::to_string(block.index) + ": the buffer does not hold its gradient");
   }
-  if (version != 0 && !whole_write && buffer.token != version) {
+  const bool restores = op.kind() == MLPO_OP_RESTORE;
+  if (version != 0 && !whole_write && !restores && buffer.token != version) {
     Violate(block.owner->Name() + " block " + std::to_string(block.index) +
             ": the buffer does not hold its newest state");
   }
   const double part = static_cast<double>(block.count) / static_cast<double>(options_.block_elements);
   const auto work_ns = static_cast<int64_t>(std::min(1.0, part) * static_cast<double>(work_.block_ns));
-  std::vector<uint8_t> wrong = Compare(op, block, buffer);
+  std::vector<uint8_t> wrong;
+  if (!restores) wrong = Compare(op, block, buffer);  // which looks at nothing that was there
   if (!wrong.empty()) {
     return Occupy(work_ns, [this, index = block.buffer, wrong = std::move(wrong), &block] {
       buffers_[index].use = Use::kIdle;
@@ -526,7 +642,11 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
       done.flipped &= ~gone;
       done.summed = (done.summed & ~gone) | formed;
     }
-    Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
+    if (op.kind() != MLPO_OP_RESTORE) return Call([&] { scheduler_->BlockWorkDone(block, now_ns_); });
+    Failure failure;
+    failure.os_errno = restore_fault ? restore_fault(block) : 0;
+    if (failure.os_errno != 0) failure.status = MLPO_E_IO;
+    Call([&] { scheduler_->BlockRestored(block, kPartState, failure, now_ns_); });
   });
 }
 

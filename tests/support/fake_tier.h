@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <queue>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -166,6 +167,41 @@ class FakeTier : public SchedulerActions {
   bool chunk_finite = true;
   Failure room_failure;         // of every MakeRoom
   std::vector<uint64_t> rooms;  // bytes that were asked for
+
+  // ---- Checkpoints ----
+
+  // What is in parts, and how they ended. Writing one block takes part_write_ns; a part_fault gives its errno.
+  struct Save {
+    bool pinned = false, taken = false, copied = false, left = false;
+    Failure failure;
+    uint64_t blocks = 0;  // pinned, those that are all zero included
+  };
+  // `hands_over`: per path, whether the session's file there becomes part of the checkpoint; then nothing may change in
+  // it any more. `clones`: likewise, whether what is there is in the part without having been read. Empty: none.
+  uint64_t BeginSave(SessionId session, uint32_t handle, CopyPace::Options pace, std::vector<bool> hands_over = {},
+                     std::vector<bool> clones = {});
+  // Whether all that was handed over is still as it was.
+  bool HandedOverIsUnchanged() const;
+  size_t files_unused() const { return unused_.size(); }
+  uint64_t Take(SessionId session, uint32_t handle) {
+    return Submit(session, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_TAKE, handle, 0);
+  }
+  uint64_t Saved(SessionId session, uint32_t handle) {
+    return Submit(session, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_SAVED, handle, 0);
+  }
+  const Save& save(uint64_t number) { return saves_[number]; }
+  // The state of a block, as a token that no other state of any block has; 0: it was never written. In a part: 0 if it
+  // was all zero there.
+  uint64_t VersionOf(SessionId session, SubgroupId id, uint32_t block) { return versions_[{session, id, block}]; }
+  uint64_t InPart(uint64_t number, SubgroupId id, uint32_t block) { return in_parts_[{number, id, block}]; }
+  uint64_t Restore(SessionId session, SubgroupId id, uint32_t handle) {
+    return Submit(session, MLPO_OP_RESTORE, id, 0, 0, handle, 0);
+  }
+  std::function<int(const Block&)> restore_fault;  // errno
+  std::vector<std::pair<SessionId, uint32_t>> restores_ended;
+  int steps_restored = 0;
+  int64_t part_write_ns = 1000;
+  std::function<int(const Pin&)> part_fault;
   int small_pieces = 0;
   std::vector<PathIndex> evacuated;  // paths, as they were
 
@@ -221,6 +257,8 @@ class FakeTier : public SchedulerActions {
   static std::vector<uint8_t> WrongIn(const Block& block, uint8_t flipped);
   void Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good);
   void CheckAlone(const Transfer& transfer);
+  // The token of a state that is stored there; garbage if it is none.
+  uint64_t StoredAt(PathIndex path, FileId file, uint64_t offset) const;
   void Add(SessionId session, SubgroupSpec spec, const std::vector<uint64_t>& tensor_counts);
   uint64_t Submit(Request request);
   void CheckSlot(const Op& op);
@@ -241,6 +279,16 @@ class FakeTier : public SchedulerActions {
   void PublishEpoch(const Subgroup&) override {}
   void Complete(const Completion& completion) override;
   void SessionGone(SessionId session) override;
+  void StatePinned(const StateSave& save) override;
+  void FileUnused(SessionId session, PathIndex path, FileId file) override;
+  void StateTaken(const StateSave& save) override;
+  void WritePart(uint64_t save, Pin& pin, BufferIndex buffer) override;
+  void StateCopied(uint64_t save, const Failure& failure) override;
+  Failure RestoreSteps(const Op&, std::vector<Tensor>&) override {
+    ++steps_restored;
+    return {};
+  }
+  void RestoreEnded(SessionId session, uint32_t handle) override { restores_ended.emplace_back(session, handle); }
 
   Scheduler::Options options_;
   const Work work_;
@@ -253,7 +301,7 @@ class FakeTier : public SchedulerActions {
   int64_t worker_busy_ns_ = 0;
   std::vector<Buffer> buffers_;
   std::map<std::pair<PathIndex, FileId>, File> files_;
-  std::map<std::pair<PathIndex, FileId>, std::map<uint64_t, Transfer>> moving_;  // by offset
+  std::map<std::pair<PathIndex, FileId>, std::map<uint64_t, Transfer>> moving_;  // by id
   std::map<BlockName, uint64_t> versions_;
   std::map<BlockName, uint64_t> gradients_;  // the token of the open window's, where it is kept
   uint64_t next_version_ = 0;
@@ -267,6 +315,14 @@ class FakeTier : public SchedulerActions {
   std::map<SessionId, bool> known_;
   std::map<SessionId, bool> gone_;
   std::map<SessionId, int> asking_;  // questions for room under way
+  std::map<uint64_t, Save> saves_;
+  std::map<BlockName, uint64_t> in_parts_;  // by save, subgroup, index
+  std::map<SessionId, int> saving_;         // saves that need the session's files
+  std::map<uint64_t, SessionId> saver_;
+  std::map<uint64_t, std::vector<bool>> clones_;          // by save
+  FileId next_file_ = 1u << 24;                           // of a session that leaves one
+  std::set<std::pair<PathIndex, FileId>> left_, unused_;  // that sessions have left; of these, that have no use
+  std::map<std::tuple<PathIndex, FileId, uint64_t>, uint64_t> handed_over_;  // what is at an offset
   uint64_t updates_ = 0;
   uint64_t passes_ = 0;
   std::vector<std::pair<uint64_t, bool>> wrong_checksums_;

@@ -85,6 +85,8 @@ TEST_CASE("LoadConfig.OutOfRangeSaysWhatIsAllowed") {
   ExpectOne("[memory]\npool = \"35MiB\"\n", 2, {"35MiB", "36MiB"});  // 3 blocks of 12 MiB
   ExpectOne("[scheduler]\npiece = \"9MiB\"\n", 2, {"1MiB to 8MiB"});
   ExpectOne("[scheduler]\nno_path_timeout = 0\n", 2, {"1s to 1d"});
+  ExpectOne("[checkpoint]\ncopy_share = 0.01\n", 2, {"0.05 to 1"});
+  ExpectOne("[checkpoint]\nbuffers = 65\n", 2, {"1 to 64"});
   ExpectOne("[daemon]\nmax_sessions = 0\n", 2, {"1 to 65536"});
   ExpectOne("[daemon]\nlog_level = \"loud\"\n", 2, {"loud", "trace, debug, info, warning, error"});
   ExpectOne("[adam]\ntarget = \"sse2\"\n", 2, {"auto, scalar, avx2, avx512"});

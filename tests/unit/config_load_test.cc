@@ -43,6 +43,11 @@ hang_timeout = "2h"
 piece = "4MiB"
 integrity = false
 
+[checkpoint]
+copy_share = 0.25
+buffers = 8
+readers = 2
+
 [[path]]
 name = "nvme"
 directory = "/mnt/nvme"
@@ -109,6 +114,10 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.quota.job_requests == 1024);
   CHECK(config.quota.job_arenas_bytes == 48'000'000'000ull);
   CHECK(config.quota.job_capacity_bytes == 1'000'000'000'000ull);
+  CHECK(config.checkpoint.copy_share == 0.25);
+  CHECK(config.checkpoint.buffers == 8);
+  CHECK(config.checkpoint.writers == 2);
+  CHECK(config.checkpoint.readers == 2);
   REQUIRE(config.paths.size() == 2);
   CHECK(config.paths[0].name == "nvme");
   CHECK(config.paths[0].directory == "/mnt/nvme");
@@ -139,7 +148,7 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
   const Config config = scene.Good(scene.LoadText(kEverySetting));
   CheckEverySetting(config);
   CHECK(config.origins.at("memory.pool") == (scene.dir() / "mlpo.toml") + ":15");
-  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":42");
+  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":47");
   CHECK(config.origins.at("path.pfs.capacity") == "default");
 }
 
@@ -267,7 +276,7 @@ TEST_CASE("LoadConfig.PathFlagsReplaceTheFilesPathsAndKeepTheirSettings") {
   CHECK(config.paths[2].name == "data-2");  // made unique
   CHECK(config.paths[3].name == "root");
   CHECK(config.origins.at("path.data.directory") == "command line --path");
-  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":40");
+  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":45");
 }
 
 TEST_CASE("LoadConfig.RelativeFlagsAreMadeAbsolute") {

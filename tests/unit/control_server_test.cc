@@ -47,10 +47,26 @@ TEST_CASE("ControlServer.StatusHasTheNamesOthersRead") {
   const json reply = peer.Ask(R"({"jsonrpc":"2.0","id":"x","method":"status"})");
   CHECK(reply["id"] == "x");
   const json& status = reply["result"];
-  CHECK(Names(status) == std::set<std::string>{"state", "version", "node", "socket", "pid", "uptime_s", "adam_target",
-                                               "adam_workers", "workers_busy_s", "protocol_errors", "lost_wakeups",
-                                               "arenas_bytes", "arenas_limit_bytes", "totals", "steps", "sessions",
-                                               "quotas", "paths", "pool"});
+  CHECK(Names(status) == std::set<std::string>{"state",
+                                               "version",
+                                               "node",
+                                               "socket",
+                                               "pid",
+                                               "uptime_s",
+                                               "adam_target",
+                                               "adam_workers",
+                                               "workers_busy_s",
+                                               "protocol_errors",
+                                               "lost_wakeups",
+                                               "arenas_bytes",
+                                               "arenas_limit_bytes",
+                                               "totals",
+                                               "steps",
+                                               "sessions",
+                                               "quotas",
+                                               "checkpoints",
+                                               "paths",
+                                               "pool"});
   CHECK(status["state"] == "ready");
   CHECK(status["uptime_s"] == 12.5);
   CHECK(status["arenas_limit_bytes"] == 1ull << 40);
@@ -314,6 +330,65 @@ TEST_CASE("ControlServer.ATraceIsReadInOrderOnce") {
   }
   CHECK(events == 10000);
   CHECK(ErrorOf(ask("trace_read", R"({"trace":1,"from":0})")) == -32602);  // read: gone
+}
+
+TEST_CASE("ControlServer.CheckpointsSayHowFarTheyAre") {
+  ControlScene scene;
+  mlpo::CheckpointSnapshot part;
+  part.job = "mine";
+  part.uid = 65534;
+  part.rank = 1;
+  part.directory = "/ckpt";
+  part.tag = "step-9";
+  part.step = 9;
+  part.phase = "copying";
+  part.bytes = 1000;
+  part.copied_bytes = 250;
+  part.bound_s = 7.5;
+  scene.snapshot.checkpoints = {part, part};
+  scene.snapshot.checkpoints[1].uid = 4000;
+  scene.snapshot.checkpoint_totals = {5, 2, 1, 1250};
+  scene.Start();
+  RawPeer admin(scene.options.path);
+  const json told = admin.Call("status")["result"]["checkpoints"];
+  CHECK(told["begun"] == 5);
+  CHECK(told["saved"] == 2);
+  CHECK(told["failed"] == 1);
+  CHECK(told["copied_bytes"] == 1250);
+  REQUIRE(told["running"].size() == 2);
+  const json& first = told["running"].at(0);
+  CHECK(first["tag"] == "step-9");
+  CHECK(first["phase"] == "copying");
+  CHECK(first["copied_bytes"] == 250);
+  CHECK(first["bound_s"] == 7.5);
+  const std::string metrics = admin.Call("metrics")["result"]["text"];
+  CHECK(metrics.find("mlpo_checkpoint_parts_total{result=\"failed\"} 1") != std::string::npos);
+  CHECK(metrics.find("mlpo_checkpoint_parts_running 2") != std::string::npos);
+  if (!Root()) return;
+  const ThreadUid other(4000, {});
+  RawPeer peer(scene.options.path);
+  CHECK(peer.Call("status")["result"]["checkpoints"]["running"].size() == 1);
+}
+
+TEST_CASE("ControlServer.CheckpointsAreAskedOfOnesOwnSessions") {
+  ControlScene scene;
+  scene.Start();
+  const auto ask = [&](RawPeer& peer, const std::string& params) {
+    return peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"checkpoint_request","params":)" + params + "}");
+  };
+  RawPeer admin(scene.options.path);
+  CHECK(admin.Call("checkpoint_request")["result"]["sessions"] == 2);
+  CHECK(ask(admin, R"({"job":"other"})")["result"]["sessions"] == 1);
+  CHECK(ask(admin, R"({"job":"nobody's"})")["result"]["sessions"] == 0);
+  for (const char* wrong : {R"({"job":7})", R"({"jobs":"mine"})", R"(["mine"])"}) {
+    INFO(wrong);
+    CHECK(ErrorOf(ask(admin, wrong)) == -32602);
+  }
+  if (!Root()) return;
+  const ThreadUid other(4000, {});
+  RawPeer peer(scene.options.path);
+  CHECK(peer.Call("checkpoint_request")["result"]["sessions"] == 1);
+  CHECK(ask(peer, R"({"job":"mine"})")["result"]["sessions"] == 0);
 }
 
 TEST_CASE("ControlServer.ConnectionsAreLimitedAndComeBack") {

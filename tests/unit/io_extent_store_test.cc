@@ -165,6 +165,47 @@ TEST_CASE("ExtentStore.WhetherOneCanBeEmptied") {
   CHECK(store->AddMissing({true, true}).size() == 1);
 }
 
+TEST_CASE("ExtentStore.GoesOnInNextFilesWithRoomOfTheirOwn") {
+  Paths paths(2);
+  const auto store = Make(paths, paths.all());
+  REQUIRE(store->Reserve({0.5, 0.5}, 8, kExtentBytes, "the state", paths.all()).ok());
+  const std::vector<FileId> first = store->files();
+  store->MakeNext({true, false}, {1000, "job", 3, 8});
+  const FileId next = store->next_files()[0];
+  REQUIRE(next != kNone);
+  CHECK(store->next_files()[1] == kNone);
+  REQUIRE(store->ReserveForCopy({0.5, 0.5}, paths.all()).ok());
+  const std::string folder = fs::path(paths.FileName(0)).parent_path().parent_path().string();
+  CHECK(paths.Extents(0) == 5);  // half of 8 and a quarter more
+  CHECK(fs::file_size(folder + "/3-8/state") == 4096 + 5 * kExtentBytes);
+  CHECK(paths.Extents(1) == 10);
+  CHECK(store->ReserveAgain({0.5, 0.5}, {false, true}).ok());  // 8 fit into what is there
+  CHECK(paths.Extents(1) == 10);
+  store->UseNext();
+  CHECK(store->files() == std::vector<FileId>{next, first[1]});
+  CHECK(paths.HasFile(0));
+  CHECK(store->RemoveLeft(0, first[0]).ok());
+  CHECK_FALSE(paths.HasFile(0));
+  CHECK(store->RemoveLeft(0, first[0]).ok());  // told twice
+  // Once more, and given up.
+  store->MakeNext({true, false}, {1000, "job", 3, 9});
+  CHECK(fs::exists(folder + "/3-9"));
+  CHECK(store->DropNext().ok());
+  CHECK_FALSE(fs::exists(folder + "/3-9"));
+  CHECK(store->files()[0] == next);
+  // And with the path that it is on, left ones, too.
+  store->MakeNext({true, false}, {1000, "job", 3, 10});
+  store->UseNext();
+  store->MakeNext({true, false}, {1000, "job", 3, 11});
+  CHECK(store->RemoveOn(0).ok());
+  CHECK_FALSE(fs::exists(folder));
+  CHECK(store->next_files()[0] == kNone);
+  store->MakeNext({true, true}, {1000, "job", 3, 12});
+  CHECK(store->next_files()[0] == kNone);  // nothing of the session is there
+  CHECK(store->next_files()[1] != kNone);
+  CHECK(store->Remove().ok());
+}
+
 // A session that ends does not wait for a path that hangs; its file goes when the path answers.
 TEST_CASE("ExtentStore.AFileOnAPathThatHangsGoesLater") {
   Paths paths(2);

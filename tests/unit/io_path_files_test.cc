@@ -404,5 +404,36 @@ TEST_CASE("C14_CleanUpRemovesOnlyWhatIsOurs") {
   CHECK(fs::exists(other + "/1000-job/1-7/state"));
 }
 
+TEST_CASE("Path.AFileThatIsHandedOverIsNobodysToRemoveAndTakesNoCapacity") {
+  ScratchFolder folder, target;
+  std::unique_ptr<Path> path = OpenPath(folder.path(), 16 << 20);
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  REQUIRE(path->Reserve(*file, 8 << 20).ok());
+  const int fd = path->descriptor(*file);
+  const auto refuses = [](const Path::Leaving&) { return Status(-EXDEV, "elsewhere"); };
+  CHECK(path->HandOver(*file, refuses).code() == -EXDEV);
+  CHECK(path->ReservedBytes() == 8 << 20);
+  const std::string moved_to = target.path() + "/data";
+  const auto moves = [&](const Path::Leaving& leaving) -> Status {
+    CHECK(leaving.fd == fd);
+    CHECK(leaving.owner.generation == kOwner.generation);
+    CHECK(leaving.shown == NodeFolder(folder) + "/1000-job/3-7/state");
+    if (::renameat(leaving.folder_fd, leaving.name.c_str(), AT_FDCWD, moved_to.c_str()) != 0)
+      return Status::Errno(errno, "renaming");
+    return Status();
+  };
+  const Status moved = path->HandOver(*file, moves);
+  INFO(moved.message());
+  REQUIRE(moved.ok());
+  CHECK(path->ReservedBytes() == 0);
+  CHECK(!fs::exists(NodeFolder(folder) + "/1000-job/3-7"));
+  CHECK(path->descriptor(*file) == fd);  // what is in it can still be read
+  CHECK(CheckFileHeader(fd, {"node", ::geteuid(), kOwner}).ok());
+  CHECK(path->HandOver(*file, moves).code() == -ENOENT);
+  CHECK(path->RemoveFile(*file).ok());
+  CHECK(fs::exists(moved_to));
+}
+
 }  // namespace
 }  // namespace mlpo::test

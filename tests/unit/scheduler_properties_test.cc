@@ -28,7 +28,9 @@ class Scenario {
  public:
   static inline uint64_t healed = 0;  // subgroups that were damaged in the end
 
-  explicit Scenario(uint64_t seed) : random_(seed), flips_(seed), size_(seed % 4 == 0 ? 130 : 1) {
+  // `saves`: states are taken, handed over, cloned, copied and restored meanwhile.
+  explicit Scenario(uint64_t seed, bool saves = false)
+      : random_(seed), flips_(seed), saving_(seed), saves_(saves), size_(seed % 4 == 0 ? 130 : 1) {
     const size_t paths = 1 + Below(6);
     std::vector<FakeTier::PathSpeed> speeds;
     for (size_t i = 0; i < paths; ++i) {
@@ -60,6 +62,7 @@ class Scenario {
     for (int i = 0; i < 250; ++i) {
       if (alive_.empty() || (alive_.size() < 6 && Below(10) == 0)) AddSession();
       Operation();
+      if (saves_ && saving_() % 6 == 0) Checkpoint();
       if (Below(30) == 0) Disturb();
       for (uint64_t steps = Below(30); steps > 0 && tier_->Step(); --steps) CheckPool();
     }
@@ -204,6 +207,33 @@ class Scenario {
   }
   void Keep(SessionId session, uint64_t request) { requests_[request] = session; }
 
+  // Begins one, gives one up, or fills a subgroup anew. What becomes of it is its own affair, but for being answered.
+  void Checkpoint() {
+    const SessionId session = *std::next(alive_.begin(), static_cast<int64_t>(saving_() % alive_.size()));
+    const uint32_t handle = ++handles_;
+    if (saving_() % 3 == 0) {
+      if (!tier_->scheduler().BeginRestore(session, handle)) return;
+      for (SubgroupId id = 1; id <= 2; ++id) {
+        if (saving_() % 2 == 0) checkpoints_[tier_->Restore(session, id, handle)] = session;
+      }
+      checkpoints_[tier_->Restore(session, 0, handle)] = session;
+      return;
+    }
+    std::vector<bool> hands_over, clones;
+    for (size_t i = 0; i < speeds_.size(); ++i) {
+      hands_over.push_back(saving_() % 3 == 0);
+      clones.push_back(saving_() % 3 == 0);
+    }
+    const uint64_t block_bytes = Scheduler::BufferBytes(size_ * kBlock);
+    if (tier_->BeginSave(session, handle, {0.05, 200e6, 2 * block_bytes}, hands_over, clones) == 0) return;
+    const uint64_t take = tier_->Take(session, handle);
+    const bool refused = tier_->answered(take) && tier_->status(take) != 0;
+    checkpoints_[take] = session;
+    checkpoints_[tier_->Saved(session, handle)] = session;
+    if (!refused && saving_() % 8 != 0) return;
+    checkpoints_[tier_->Submit(session, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_ABANDON, handle, 0)] = session;
+  }
+
   // Nothing is counted twice or lost, at any moment.
   void CheckPool() {
     PoolSnapshot pool;
@@ -220,7 +250,10 @@ class Scenario {
       unanswered += alive_.contains(session) && !tier_->answered(request);
       failed += tier_->answered(request) && tier_->status(request) == MLPO_E_IO;
     }
+    for (const auto& [request, session] : checkpoints_)
+      unanswered += alive_.contains(session) && !tier_->answered(request);
     CHECK(unanswered == 0);
+    CHECK(tier_->HandedOverIsUnchanged());
     if (!failed_) CHECK(failed == 0);
   }
 
@@ -229,11 +262,13 @@ class Scenario {
   void ReadEverything() {
     for (const SessionId session : alive_) {
       for (SubgroupId id = 1; id <= 2; ++id) {
-        if (tier_->scheduler().FindSubgroup(session, id)->damaged > 0) {
+        const Subgroup* subgroup = tier_->scheduler().FindSubgroup(session, id);
+        if (subgroup->damaged > 0 || subgroup->unmade) {
           const uint64_t written = tier_->WriteState(session, id, MLPO_PART_STATE);
           tier_->RunUntilAnswered(written);
           CHECK(tier_->status(written) == 0);
-          CHECK(tier_->scheduler().FindSubgroup(session, id)->damaged == 0);
+          CHECK(subgroup->damaged == 0);
+          CHECK(!subgroup->unmade);
           ++healed;
         }
         const uint64_t request =
@@ -261,8 +296,10 @@ class Scenario {
   }
 
   std::mt19937_64 random_;
-  std::mt19937_64 flips_;  // of its own: the scenarios are the same with and without
-  const uint64_t size_;    // of everything that has one; with 130, blocks have three pieces
+  std::mt19937_64 flips_;   // of its own: the scenarios are the same with and without
+  std::mt19937_64 saving_;  // likewise
+  const bool saves_;
+  const uint64_t size_;  // of everything that has one; with 130, blocks have three pieces
   std::vector<FakeTier::PathSpeed> speeds_;
   std::unique_ptr<FakeTier> tier_;
   std::map<PathIndex, int> refuses_;  // writes, with this error
@@ -272,6 +309,8 @@ class Scenario {
   std::set<SessionId> alive_;
   SessionId next_session_ = 1;
   std::map<uint64_t, SessionId> requests_;
+  std::map<uint64_t, SessionId> checkpoints_;  // requests for these
+  uint32_t handles_ = 0;
 };
 
 bool Long() {
@@ -289,6 +328,15 @@ TEST_CASE("SchedulerProperties.RandomScenarios") {
     Scenario(seed).Run();
   }
   CHECK(Scenario::healed > 0);
+}
+
+TEST_CASE("SchedulerProperties.RandomScenariosWithCheckpoints") {
+  if (const char* seed = std::getenv("MLPO_SEED")) return Scenario(std::strtoull(seed, nullptr, 10), true).Run();
+  const uint64_t scenarios = Long() ? 50'000 : 200;
+  for (uint64_t seed = 1; seed <= scenarios; ++seed) {
+    INFO("MLPO_SEED=" << seed);
+    Scenario(seed, true).Run();
+  }
 }
 
 TEST_CASE("SchedulerProperties.TrainingsEndWithAnyPoolPathsAndRanks") {
