@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "client/ctl/checkpoint.h"
 #include "client/ctl/doctor.h"
 #include "client/ctl/exit_code.h"
 #include "client/ctl/gc.h"
@@ -150,6 +151,14 @@ int Main(int argc, char** argv) {
   CLI::App* trace = app.add_subcommand("trace", "record what paths, workers and sessions do, for ui.perfetto.dev");
   trace->add_option("--seconds", trace_options.seconds, "how long to record (5)")->check(CLI::Range(0.01, 60.0));
   trace->add_option("--output", trace_options.output, "the file to write (mlpo-trace.json); -: standard output");
+  CheckpointOptions checkpoint_options;
+  CLI::App* checkpoint =
+      app.add_subcommand("checkpoint", "list, verify or remove checkpoints in a directory, or ask trainers for one");
+  checkpoint->add_option("ACTION", checkpoint_options.action, "list DIR, verify DIR [TAG], remove DIR TAG, or request")
+      ->required();
+  checkpoint->add_option("DIR", checkpoint_options.directory, "the directory of checkpoints");
+  checkpoint->add_option("TAG", checkpoint_options.tag, "which one (verify: the newest complete one)");
+  checkpoint->add_option("--job", checkpoint_options.job, "request: of this job only (all that you may ask)");
   CLI::App* drain = app.add_subcommand("drain", "finish accepted work, then end the daemon (its administrators only)");
   app.add_subcommand("gc", "remove what dead daemons left: mlpo-ctl gc [--dry-run] [--node NAME] [daemon flags]");
   app.add_subcommand("doctor", "whether the machine is in order: mlpo-ctl doctor [daemon flags]");
@@ -177,6 +186,10 @@ int Main(int argc, char** argv) {
   }
   if (top->parsed()) return Top(question, top_options);
   if (trace->parsed()) return RecordTrace(question, trace_options);
+  if (checkpoint->parsed()) {
+    if (const std::string wrong = CheckCheckpoint(checkpoint_options); !wrong.empty()) return WrongUsage(wrong);
+    return Checkpoint(question, checkpoint_options);
+  }
   if (drain->parsed()) return RequestDrain(question);
   return WrongUsage(
       "run, gc and doctor come first: mlpo-ctl run [daemon flags] -- CMD, mlpo-ctl doctor [daemon flags]");

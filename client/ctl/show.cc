@@ -162,6 +162,22 @@ void PrintSessions(const json& answer) {
   std::printf("%s", table.Text().c_str());
 }
 
+// Nothing, unless some are being saved.
+void PrintCheckpoints(const json& answer) {
+  const json running = Member(Member(answer, "checkpoints", json::value_t::object), "running", json::value_t::array);
+  if (running.empty()) return;
+  Table table({"JOB", ">RANK", "TAG", ">STEP", "PHASE", ">COPIED", ">OF", ">SPEED", ">LEFT", ">AT MOST", "DIRECTORY"});
+  for (const json& c : running) {
+    if (!c.is_object()) continue;
+    const bool copying = Text(c, "phase") == "copying";
+    table.Add({Text(c, "job"), std::to_string(Whole(c, "rank")), Text(c, "tag"), std::to_string(Whole(c, "step")),
+               Text(c, "phase"), Bytes(Number(c, "copied_bytes")), Bytes(Number(c, "bytes")),
+               BytesPerS(Number(c, "bytes_per_s")), copying ? Seconds(Number(c, "left_s")) : "",
+               copying ? Seconds(Number(c, "bound_s")) : "", Text(c, "directory")});
+  }
+  std::printf("checkpoints:\n%s", table.Text().c_str());
+}
+
 // How much of a pool that still grows is there, and on which NUMA nodes.
 std::string Growing(const json& pool) {
   std::string text;
@@ -211,6 +227,7 @@ int ShowStatus(const Question& question) {
     PrintPaths(*answer);
     PrintTrouble(*answer);
     PrintSessions(*answer);
+    PrintCheckpoints(*answer);
   }
   return Health(*answer);
 }
@@ -270,6 +287,23 @@ int Bench(const Question& question, const std::vector<std::string>& paths, doubl
   }
   if (!question.json) std::printf("%s", table.Text().c_str());
   return exit_code;
+}
+
+int RequestCheckpoint(const Question& question, const std::string& job) {
+  int exit_code = kFine;
+  const json params = {{"job", job}};
+  const std::string text = job.empty() ? "" : params.dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::optional<json> answer = Ask(question, "checkpoint_request", &exit_code, /*or_counters=*/false, text);
+  if (!answer) return exit_code;
+  const uint64_t sessions = Whole(*answer, "sessions");
+  if (sessions == 0) {
+    std::fputs("mlpo-ctl: no session that could be asked is connected\n", stderr);
+    return kFailed;
+  }
+  if (!question.json)
+    std::printf("%llu sessions are asked: each trainer saves when it next looks\n",
+                static_cast<unsigned long long>(sessions));
+  return kFine;
 }
 
 int RequestDrain(const Question& question) {

@@ -261,6 +261,32 @@ TEST_CASE("Ctl.DrainReachesTheDaemon") {
   CHECK(scene.drains == 1);
 }
 
+TEST_CASE("Ctl.CheckpointsAreAskedFor") {
+  ControlScene scene;
+  scene.Start();
+  const Outcome all = Ctl({"checkpoint", "request", "--socket", scene.socket});
+  CHECK(all.code == 0);
+  CHECK(Has(all.out, "2 sessions"));
+  const Outcome one = Ctl({"checkpoint", "request", "--job", "mine", "--json", "--socket", scene.socket});
+  CHECK(json::parse(one.out)["sessions"] == 1);
+  const Outcome none = Ctl({"checkpoint", "request", "--job", "nobody", "--socket", scene.socket});
+  CHECK(none.code == 1);
+  CHECK(Has(none.err, "no session"));
+}
+
+// As whoever asks, without a daemon: by mlpo-daemon's own tool, which is looked for beside mlpo-ctl.
+TEST_CASE("Ctl.CheckpointsOfADirectoryAreListed") {
+  ScratchDir dir;
+  const Outcome list = Ctl({"checkpoint", "list", dir / "", "--json"});
+  INFO(list.err);
+  CHECK(list.code == 0);
+  CHECK(json::parse(list.out)["checkpoints"].empty());
+  const Outcome verify = Ctl({"checkpoint", "verify", dir / ""});
+  CHECK(verify.code == 1);
+  CHECK(Has(verify.err, "mlpo-daemon: "));
+  CHECK(Ctl({"checkpoint", "remove", dir / "", "../x"}).code == 1);
+}
+
 TEST_CASE("Ctl.NoDaemonIs69AndSaysWhatToDo") {
   ScratchDir dir;
   for (const char* command : {"status", "paths", "sessions", "drain"}) {
@@ -295,6 +321,13 @@ TEST_CASE("Ctl.WrongUsageIs64") {
                                              {"run", "--socket=/x", "--", "true"},
                                              {"run", "--ready-timeout", "x", "--", "true"},
                                              {"run", "--ready-timeout", "--", "true"},
+                                             {"checkpoint"},
+                                             {"checkpoint", "frob", "/x"},
+                                             {"checkpoint", "list"},
+                                             {"checkpoint", "list", "/x", "tag"},
+                                             {"checkpoint", "list", "/x", "--job", "j"},
+                                             {"checkpoint", "remove", "/x"},
+                                             {"checkpoint", "request", "/x"},
                                              {"--json", "run", "--", "true"}}) {
     const Outcome outcome = Ctl(arguments);
     INFO((arguments.empty() ? "" : arguments[0]) << ": " << outcome.err);

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import errno
 import json
+import warnings
 import weakref
 from types import TracebackType
-from typing import Any, Callable, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, Optional, Sequence, Union
 
 from ._blocking import interruptible, nanoseconds
-from ._errors import check, not_offered
+from ._errors import MlpoError, check
 from ._native import ffi, lib
 from ._objects import ObjectRequest, Worker, memory_of, name_of
 from ._request import Request, Waiter
+from ._saving import Restored, Saved, begin_save, restore
 from ._session import Session
 from ._subgroup import Subgroup, TensorSpec, float_array, is_overflow
 from ._views import DTYPES, dtype_of
@@ -65,6 +67,7 @@ class Client:
         self._waiter = Waiter()
         self._objects = Worker()
         session.adopt(self)
+        self._subgroups: weakref.WeakSet[Subgroup] = weakref.WeakSet()  # that restore() fills
         info = self._info()
         self.rank = int(info.rank)
         self.world_size = int(info.world_size)
@@ -72,6 +75,8 @@ class Client:
         self.ring_entries = int(info.ring_entries)
         self.socket = ffi.string(info.socket).decode()
         self.job = ffi.string(info.job).decode()
+        self.daemon_uid = int(info.daemon_uid)  #: whose daemon it is
+        self._unfinished: list[Saved] = []  # whose files have still to get their names
         _open_clients.add(self)
 
     def __repr__(self) -> str:
@@ -88,9 +93,15 @@ class Client:
     def close(self) -> None:
         """Ends the session: later calls, and requests that wait, raise with the code MLPO_ERR_CLOSED.
 
-        The daemon drops the session's state. Views stay readable. Closing twice does nothing.
+        The daemon drops the session's state. Views stay readable. Closing twice does nothing. A checkpoint that goes on
+        does so without the client, but for one by a daemon of another user: that is waited for.
         """
         self._session.check_not_forked()
+        for save in list(self._unfinished):
+            try:
+                save.result()
+            except MlpoError as error:
+                warnings.warn(f"checkpoint {save.tag!r} was not saved: {error}", RuntimeWarning, stacklevel=2)
         interruptible(lambda: check(lib.mlpo_client_close(self._session.pointer)))
 
     def check_alive(self) -> None:
@@ -160,7 +171,9 @@ class Client:
             pointer = ffi.new("mlpo_subgroup **")
             check(lib.mlpo_subgroup_register(self._session.pointer, options, limit, pointer))
             del kept[1:]
-            return Subgroup(self, pointer[0], key, specs, dtypes)
+            subgroup = Subgroup(self, pointer[0], key, specs, dtypes)
+            self._subgroups.add(subgroup)
+            return subgroup
 
         return interruptible(call)
 
@@ -254,19 +267,47 @@ class Client:
         self._objects.submit(request)
         return request
 
-    def checkpoint(self, directory: str, tag: str = "", step: int = 0, **_: Any) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered(
-            "checkpoint(): checkpoints by the daemon", "save read_state() or the optimizer's state_dict()"
-        )
+    def checkpoint(
+        self,
+        directory: str,
+        tag: str,
+        step: int,
+        *,
+        attempt: Optional[bytes] = None,
+        overwrite: bool = False,
+        timeout: float = 300.0,
+    ) -> Saved:
+        """Saves this rank's part of a checkpoint, beside training; all ranks of the job save under the same tag.
 
-    def restore(self, directory: str, tag: Optional[str] = None) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("restore(): checkpoints by the daemon", "load with write_state() or load_state_dict()")
+        The checkpoint is complete when all ranks' parts are, and only then it is ever restored. Call it between an
+        update and the next gradient. attempt: 16 bytes, new for each save and the same on all ranks; default: the
+        daemon chooses, if all ranks are connected to it. overwrite: replaces a complete checkpoint under the tag, which
+        goes last. timeout: seconds for making the files; copying is waited for by the result.
 
-    def checkpoint_requested(self) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("checkpoint_requested(): checkpoints by the daemon", "decide in the trainer when to save")
+        Raises MlpoError: EEXIST, EBUSY while this client's last one has not ended, ENOSPC with the figures.
+        """
+        self._session.check_not_forked()
+        return begin_save(self, directory, tag, step, attempt, overwrite, timeout)
+
+    def restore(self, directory: str, tag: Optional[str] = None, *, timeout: Optional[float] = None) -> Restored:
+        """Fills this client's subgroups from a complete checkpoint; default: the newest.
+
+        Tensors are found by name and global shape, whatever number of ranks saved them and however they were packed.
+        The rounded parameters are in the slots (`Subgroup.param`) afterwards.
+
+        Raises MlpoError: ENOENT if there is none, EINVAL naming a tensor that is not in it as it is here.
+        """
+        self._session.check_not_forked()
+        return restore(self, list(self._subgroups), directory, tag, timeout)
+
+    def checkpoint_requested(self) -> bool:
+        """Whether somebody has asked for a checkpoint (``mlpo-ctl checkpoint request``) since the last one was begun.
+
+        Never waits. Ranks may hear of it at different steps: let rank 0 decide for all, as with any other decision that
+        all must take at the same step.
+        """
+        self._session.check_not_forked()
+        return bool(check(lib.mlpo_checkpoint_requested(self._session.pointer)))
 
     def _info(self) -> Any:
         self._session.check_not_forked()

@@ -13,8 +13,9 @@ from torch.optim.optimizer import ParamsT
 
 from .._client import Client
 from .._errors import MlpoError, NonFiniteGradientError, not_offered
+from .._saving import Restored, Saved, restore
 from .._subgroup import Subgroup
-from . import _checks, _default_client, _loading, _norm, _scaler, _shards, _state
+from . import _checkpoint, _checks, _default_client, _loading, _norm, _scaler, _shards, _state
 from ._absent import Absent
 from ._binding import Member, Pack, fit_name
 from ._forward import ForwardWaits, StaleUses, check_model
@@ -398,6 +399,80 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             _state.write(pack, index, states.get(param, {}))
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    @torch.no_grad()
+    def save(
+        self,
+        directory: str,
+        tag: Optional[str] = None,
+        *,
+        step: Optional[int] = None,
+        attempt: Optional[bytes] = None,
+        overwrite: bool = False,
+        process_group: Any = None,
+    ) -> Saved:
+        """Saves masters, moments and steps by the daemon, beside the steps that follow; a collective of all ranks.
+
+        Returns as soon as they are known to be saved as they are now; `result()` of what is returned waits for this
+        rank's part. The checkpoint is complete, and only then ever loaded, when all ranks have theirs. Needs a block of
+        memory. It has all that the client has registered. param_groups and schedulers are not in it: they are small,
+        and go with the model's own state.
+
+        tag: default "step-N", of `step`, which is by default the number of steps made. attempt: 16 bytes, new for each
+        save and the same on all ranks; default: rank 0's, over process_group (by default all ranks of
+        torch.distributed), else the daemon chooses, if all ranks are connected to it. overwrite: replaces a complete
+        checkpoint under the tag. Call it after step() or zero_grad().
+        """
+        self._check_open()
+        self._finish_step()
+        self._refuse_updated("there is no state of one step")
+        self._bind()
+        for pack, index in self._places.values():
+            pack.reload_masters(pack.members[index])
+        client = self._connected()
+        _checkpoint.check_names(client)
+        if step is None:
+            step = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
+        if attempt is None:
+            attempt = _checkpoint.shared_attempt(client, process_group)
+        return client.checkpoint(
+            directory, f"step-{step}" if tag is None else tag, step, attempt=attempt, overwrite=overwrite
+        )
+
+    @torch.no_grad()
+    def load(self, directory: str, tag: Optional[str] = None, *, timeout: Optional[float] = None) -> Restored:
+        """Takes masters, moments and step counts from a checkpoint of save(), by default the newest complete one, and
+        gives each parameter the value that its master rounds to.
+
+        Parameters are found by their names and whole shapes, whatever number of ranks saved them and however they were
+        packed or sharded; param_groups stay as they are. One that fails leaves no state: call it, or load_state_dict(),
+        again. Raises mlpo.MlpoError: ENOENT if there is none, EINVAL naming a parameter that is not in it as here.
+        """
+        self._check_open()
+        self._end_step()
+        if self._overlap is not None:
+            self._overlap.abandon()
+        self._bind()
+        restored = restore(self._connected(), self.subgroups, directory, tag, timeout)
+        newest = 0
+        for pack in self._packs:
+            for member in pack.members:
+                if self._places.get(member.param) != (pack, member.index):
+                    continue  # replaced in the param groups
+                pack.write_back([member])
+                made = int(pack.subgroup.read_state(member.index, 0, 0)["step"])
+                newest = max(newest, made)
+                self._made_steps(member.param, made)
+        for item in self._all_named():
+            if item.param not in self._places:  # without elements: as many as the others
+                self._made_steps(item.param, newest)
+        return restored
+
+    def _made_steps(self, param: torch.Tensor, steps: int) -> None:
+        if steps > 0:
+            self.state[param] = _state.outline(param, _state.step_tensor(steps))
+        else:
+            self.state.pop(param, None)
 
     def close(self) -> None:
         """Ends the use of the daemon. A client that was passed in stays open.

@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""What a checkpoint costs training: how long it stalls, what steps take while the state is copied, and how many bytes.
+
+    tests/bench/checkpoint.py --path DIR [--path DIR]... --target DIR [--persistent DIR] [--bin build/bin]
+    tests/bench/testbed up && tests/bench/testbed run build/venv/bin/python tests/bench/checkpoint.py \\
+      --path /tmp/mlpo-testbed/nvme --path /tmp/mlpo-testbed/pfs --target /tmp/mlpo-testbed/pfs/checkpoints \\
+      --write-limits 265e6 180e6 --pool 768MiB
+
+Trains one rank's state of --parameters on a daemon of its own, saves it once while steps go on, and restores it. Prints
+one JSON object:
+
+    stall_s           from the checkpoint's begin to the moment when the next UPDATE may go on (the state is taken)
+    stall_bound_s     dirty bytes / the sum of the paths' write limits (--write-limits): times 1.1 is allowed
+    grad_s            the longest that a gradient submitted meanwhile waited
+    step_s, drain_step_s, ratio    steps before, and while it is copied; the ratio may be 1.15
+    drain_s, bound_s  how long copying took, and what the daemon had said that it would take at most
+    copied_bytes, state_bytes      equal without --persistent; with it nothing of that path is copied
+    folder_copy_s     beside it, in the same run and with training stopped: a copy of as many bytes by dd with direct
+                      I/O from the first path to the target, as one saves a folder of DeepSpeed's NVMe offload
+    restore_s
+
+Exit code 1: a bound is broken, or what was restored is not what was saved; 77: mlpo is not there. Wants an otherwise
+idle machine: not part of the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+SUBGROUP = 16 << 20
+STEPS = 3
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--path", action="append", required=True, help="a path of the daemon; may be repeated")
+    parser.add_argument("--persistent", action="append", default=[], help="one of them that is persistent")
+    parser.add_argument("--target", type=pathlib.Path, required=True, help="the directory of checkpoints; it is made")
+    parser.add_argument("--write-limits", type=float, nargs="*", default=[], help="bytes/s of each path, as limited")
+    parser.add_argument("--parameters", type=int, default=256 << 20)
+    parser.add_argument("--block", type=int, default=1 << 20, help="parameters")
+    parser.add_argument("--pool", default="768MiB")
+    parser.add_argument("--bin", type=pathlib.Path, default=REPO / "build" / "bin", help="folder with the programs")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)  # of the daemon's run
+    return parser.parse_args()
+
+
+def status(asked: argparse.Namespace) -> Any:
+    ctl = [asked.bin / "mlpo-ctl", "status", "--json"]
+    return json.loads(subprocess.run(ctl, check=True, timeout=60, stdout=subprocess.PIPE).stdout)
+
+
+class Training:
+    """One rank, whose gradients are random and always the same."""
+
+    def __init__(self, client: Any, parameters: int) -> None:
+        import numpy as np
+
+        random = np.random.default_rng(1)
+        self.subgroups = []
+        self._gradient = random.standard_normal(SUBGROUP, dtype=np.float32).astype(np.float16)
+        for first in range(0, parameters, SUBGROUP):
+            count = min(SUBGROUP, parameters - first)
+            initial = random.standard_normal(count, dtype=np.float32)
+            self.subgroups.append(client.subgroup(f"s{first // SUBGROUP}", count, dtype="float16", initial=initial))
+
+    def step(self) -> float:
+        began = time.perf_counter()
+        self.gradients()
+        for request in [subgroup.submit_update(lr=1e-3) for subgroup in self.subgroups]:
+            request.result()
+        return time.perf_counter() - began
+
+    def gradients(self) -> float:
+        """The longest that one waited."""
+        longest, waiting = 0.0, []
+        for subgroup in self.subgroups:
+            subgroup.grad[:] = self._gradient[: subgroup.numel]
+            waiting.append((time.perf_counter(), subgroup.submit_grad()))
+        for began, request in waiting:
+            request.result()
+            longest = max(longest, time.perf_counter() - began)
+        return longest
+
+    def digest(self) -> str:
+        """Of one subgroup's state: reading all of it would take as long as a step."""
+        digest = hashlib.sha256()
+        state = self.subgroups[-1].read_state()
+        for name in ("master", "exp_avg", "exp_avg_sq"):
+            digest.update(state[name].data)
+        return digest.hexdigest()
+
+
+def copy_folder(source: pathlib.Path, target: pathlib.Path, size: int) -> float:
+    """Seconds that dd takes for so many bytes of the daemon's files below a path, without the page cache."""
+    copy = target / "copied"
+    left, taken = size >> 20, 0.0
+    for file in sorted(source.glob("mlpo/*/*/*/*/state")):
+        blocks = min(left, file.stat().st_size >> 20)
+        if blocks == 0:
+            continue
+        began = time.perf_counter()
+        command = ["dd", f"if={file}", f"of={copy}", "bs=8M", f"count={blocks // 8}", "iflag=direct", "oflag=direct"]
+        subprocess.run([*command, "conv=fdatasync", "status=none"], check=True)
+        taken += time.perf_counter() - began
+        left -= blocks
+        copy.unlink()
+    return taken * (size >> 20) / max(1, (size >> 20) - left)  # a path may hold less than all
+
+
+def inside(asked: argparse.Namespace) -> int:
+    import mlpo
+
+    asked.target.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {"parameters": asked.parameters, "pool": asked.pool, "persistent": len(asked.persistent)}
+    with mlpo.connect() as client:
+        training = Training(client, asked.parameters)
+        training.step()
+        found["step_s"] = statistics.median(training.step() for _ in range(STEPS))
+        pool = status(asked)["pool"]
+        dirty = pool["dirty_blocks"] * pool["buffer_bytes"]
+        began = time.perf_counter()
+        saved = client.checkpoint(str(asked.target), "bench", 1)
+        found["grad_s"] = training.gradients()
+        found["state_bytes"] = saved.snapshot.result()
+        found["stall_s"] = time.perf_counter() - began
+        if asked.write_limits:
+            found["stall_bound_s"] = dirty / sum(asked.write_limits)
+        began = time.perf_counter()
+        client.discard()
+        expected = training.digest()
+        found["bound_s"] = 0.0
+        while running := status(asked)["checkpoints"]["running"]:
+            if running[0]["phase"] == "copying":
+                found["bound_s"] = running[0]["bound_s"] + time.perf_counter() - began
+                break
+            time.sleep(0.01)
+        during: list[float] = []
+        ended: list[float] = []
+
+        def wait() -> None:  # it ends in the middle of a step
+            if saved.result():
+                ended.append(time.perf_counter())
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        while waiting.is_alive():
+            during.append(training.step())
+        waiting.join()
+        if not ended:
+            print("checkpoint: the save failed", file=sys.stderr)
+            return 1
+        found["drain_s"] = ended[0] - began
+        found["drain_step_s"] = statistics.median(during) if during else 0.0
+        found["ratio"] = found["drain_step_s"] / found["step_s"]
+        found["copied_bytes"] = status(asked)["checkpoints"]["copied_bytes"]
+        found["folder_copy_s"] = copy_folder(pathlib.Path(asked.path[0]), asked.target, found["state_bytes"])
+        began = time.perf_counter()
+        client.restore(str(asked.target), "bench")
+        found["restore_s"] = time.perf_counter() - began
+        same = training.digest() == expected
+    print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
+    broken = [] if same else ["what was restored is not what was saved"]
+    if found["stall_s"] > 1.1 * found.get("stall_bound_s", found["stall_s"]):
+        broken.append("the stall")
+    if found["ratio"] > 1.15:
+        broken.append("steps while it is copied")
+    if found["drain_s"] > max(found["bound_s"], 1.0):
+        broken.append("the end of the copying")
+    if found["copied_bytes"] > found["state_bytes"] or (not asked.persistent and found["copied_bytes"] == 0):
+        broken.append("copied bytes")
+    for each in broken:
+        print(f"checkpoint: broken: {each}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def main() -> int:
+    asked = arguments()
+    try:
+        import mlpo  # noqa: F401
+    except ImportError as missing:
+        print(f"skipped: {missing}; deploy/quickstart makes an environment with mlpo", file=sys.stderr)
+        return 77
+    if asked.inside:
+        return inside(asked)
+    config = asked.target.parent / "mlpo-bench-checkpoint.toml"
+    lines = ["[memory]", f'pool = "{asked.pool}"', f"block = {asked.block}"]
+    for index, path in enumerate(asked.path):
+        lines += ["[[path]]", f'directory = "{path}"', f"persistent = {str(path in asked.persistent).lower()}"]
+        if asked.write_limits:
+            lines += [f"write_limit = {asked.write_limits[index]:.0f}"]
+    config.write_text("\n".join(lines) + "\n")
+    trainer = [sys.executable, __file__, *sys.argv[1:], "--inside"]
+    command = [asked.bin / "mlpo-ctl", "run", "--config", config, "--", *trainer]
+    try:
+        return subprocess.run(command, env=dict(os.environ)).returncode
+    finally:
+        config.unlink()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,372 @@
+"""Checkpoints by a real daemon: what is restored is what was saved, to the bit, with other ranks, packing, blocks and
+paths, and what was cut is never restored. Values are compared with those of a run that never stopped, and with what
+mlpo.checkpoints reads of the parts by itself."""
+
+from __future__ import annotations
+
+import errno
+import pathlib
+import subprocess
+from typing import Any, Callable, Iterator, Sequence
+
+import mlpo
+import numpy as np
+import pytest
+import torch
+from conftest import new_job
+from mlpo.checkpoints import Checkpoint, find
+from running_daemon import SMALL_BLOCKS, THREE_BUFFERS, Daemon, Layout, program
+
+STATES = ("master", "exp_avg", "exp_avg_sq")
+NUMEL = 100_003
+
+Connect = Callable[..., mlpo.Client]
+
+
+def values(numel: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(numel, dtype=np.float32)
+
+
+def shard(rank: int, ranks: int) -> tuple[int, int]:
+    """(first, count) of a rank's elements of "w"."""
+    first = NUMEL * rank // ranks
+    return first, NUMEL * (rank + 1) // ranks - first
+
+
+class Run:
+    """All ranks of a job that trains one flat tensor "w", and a small whole one "b" on rank 0."""
+
+    def __init__(self, connect: Connect, daemon: Daemon, ranks: int, initial: bool, job: str | None = None) -> None:
+        self.ranks = ranks
+        job = job or new_job()
+        self.clients = [connect(daemon, job=job, rank=rank, world_size=ranks) for rank in range(ranks)]
+        self.subgroups: list[list[mlpo.Subgroup]] = []
+        for rank, client in enumerate(self.clients):
+            first, count = shard(rank, ranks)
+            start = values(NUMEL, 1)[first : first + count] if initial else None
+            spec = mlpo.TensorSpec("w", (NUMEL,), flat_range=(first, count))
+            mine = [client.subgroup(f"pack-{rank}", tensors=[spec], dtype="bfloat16", initial=start)]
+            if rank == 0:
+                mine.append(client.subgroup("b", 100, initial=values(100, 2) if initial else None))
+            self.subgroups.append(mine)
+
+    def step(self, number: int) -> None:
+        """With the global gradients of that step, whatever the ranks."""
+        whole = torch.from_numpy(values(NUMEL, 1000 + number)).to(torch.bfloat16)
+        requests = []
+        for rank, mine in enumerate(self.subgroups):
+            first, count = shard(rank, self.ranks)
+            mine[0].grad.torch().copy_(whole[first : first + count])
+            if rank == 0:
+                mine[1].grad[:] = values(100, 2000 + number)
+            for subgroup in mine:
+                assert subgroup.submit_grad().result(60).all_finite
+                requests.append(subgroup.submit_update(lr=1e-2 / number, weight_decay=0.01))
+        for request in requests:
+            request.result(60)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Unsharded."""
+        parts = [[subgroup.read_state() for subgroup in mine] for mine in self.subgroups]
+        whole = {f"w.{name}": np.concatenate([mine[0][name] for mine in parts]) for name in STATES}
+        whole |= {f"b.{name}": parts[0][1][name] for name in STATES}
+        whole |= {"w.step": np.array([mine[0]["step"] for mine in parts]).max(keepdims=True)}
+        return whole
+
+    def save(self, directory: pathlib.Path, tag: str, step: int, **options: Any) -> list[mlpo.Saved]:
+        return [client.checkpoint(str(directory), tag, step, **options) for client in self.clients]
+
+    def restore(self, directory: pathlib.Path, tag: str | None = None) -> None:
+        for client in self.clients:
+            client.restore(str(directory), tag, timeout=60)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(a[key].tobytes() == b[key].tobytes() for key in a)
+
+
+@pytest.fixture
+def place(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
+    directory = tmp_path / "checkpoints"
+    directory.mkdir()
+    yield directory
+
+
+@pytest.mark.parametrize("layout", [SMALL_BLOCKS, THREE_BUFFERS, Layout()], ids=str)
+def test_c17_a_new_daemon_goes_on_with_the_same_bits(
+    layout: Layout, tmp_path: pathlib.Path, place: pathlib.Path, connect_to: Connect
+) -> None:
+    """20 steps straight, against 10, a save, kill -9 of daemon and client, 10 more on other paths and blocks."""
+    straight: list[dict[str, np.ndarray]] = []
+    first = tmp_path / "first"
+    first.mkdir()
+    with Daemon(first, layout) as daemon:
+        run = Run(connect_to, daemon, 1, initial=True)
+        for number in range(1, 21):
+            run.step(number)
+            if number == 10:
+                (saved,) = run.save(place, "ten", 10)
+                saved_state = run.state()
+            straight.append(run.state())
+        assert saved.result(60)
+        assert saved.snapshot.result(60) > 0
+        run.close()
+    second = tmp_path / "second"
+    second.mkdir()
+    with Daemon(second, Layout(paths=3, block=2048, pool="512KiB")) as daemon:
+        run = Run(connect_to, daemon, 1, initial=False)
+        run.restore(place)
+        assert same(run.state(), saved_state)
+        rounded = torch.from_numpy(saved_state["w.master"]).to(torch.bfloat16)
+        assert torch.equal(run.subgroups[0][0].param.torch(), rounded)
+        for number in range(11, 21):
+            run.step(number)
+            assert same(run.state(), straight[number - 1])
+        run.close()
+
+
+@pytest.mark.parametrize(("saving", "restoring"), [(4, 1), (1, 4), (4, 3), (8, 5)])
+def test_c21_another_number_of_ranks(
+    saving: int, restoring: int, place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    daemon = daemon_of(Layout(block=4096, pool="8MiB"))
+    run = Run(connect_to, daemon, saving, initial=True)
+    for number in range(1, 4):
+        run.step(number)
+    saves = run.save(place, "three", 3)
+    at_save = run.state()
+    for number in range(4, 14):
+        run.step(number)
+    expected = run.state()
+    assert any([saved.result(60) for saved in saves])
+    run.close()
+    other = Run(connect_to, daemon, restoring, initial=False)
+    other.restore(place, "three")
+    assert same(other.state(), at_save)
+    for number in range(4, 14):
+        other.step(number)
+    assert same(other.state(), expected)
+    other.close()
+
+
+def test_parts_are_what_another_reader_finds(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    """Read by mlpo.checkpoints, hashes compared, while training has gone on."""
+    run = Run(connect_to, daemon_of(SMALL_BLOCKS), 3, initial=True)
+    run.step(1)
+    saves = run.save(place, "one", 1)
+    state = run.state()
+    for number in range(2, 5):
+        run.step(number)
+    assert any([saved.result(60) for saved in saves])
+    with Checkpoint(place) as checkpoint:
+        checkpoint.verify()
+        assert (checkpoint.tag, checkpoint.step, checkpoint.world_size) == ("one", 1, 3)
+        assert checkpoint.attempt == saves[0].attempt.hex()
+        for name in ("w", "b"):
+            assert checkpoint.tensors[name].step == 1
+            for each in STATES:
+                assert checkpoint.read(name, each).tobytes() == state[f"{name}.{each}"].tobytes()
+    run.close()
+
+
+def test_c19_a_save_without_a_rank_is_never_restored(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    """And the same tag again, by a job that was started anew, is not refused."""
+    daemon = daemon_of(SMALL_BLOCKS)
+    run = Run(connect_to, daemon, 3, initial=True)
+    run.step(1)
+    for client in run.clients[:2]:  # the third dies
+        assert not client.checkpoint(str(place), "one", 1).result(60)
+    run.close()
+    assert [found.complete for found in find(place)] == [False]
+    again = Run(connect_to, daemon, 3, initial=True)
+    with pytest.raises(mlpo.MlpoError) as raised:
+        again.restore(place)
+    assert raised.value.errno == errno.ENOENT
+    again.step(1)
+    again.step(2)
+    assert any([saved.result(60) for saved in again.save(place, "one", 2)])
+    assert [(found.step, found.complete) for found in find(place)] == [(2, True)]
+    with pytest.raises(mlpo.MlpoError) as raised:
+        again.save(place, "one", 3)
+    assert raised.value.errno == errno.EEXIST
+    assert any([saved.result(60) for saved in again.save(place, "one", 4, overwrite=True)])
+    assert [(found.step, found.complete) for found in find(place)] == [(4, True)]
+    again.close()
+
+
+def test_what_cannot_be_saved_or_restored_says_why(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    daemon = daemon_of(SMALL_BLOCKS)
+    client = connect_to(daemon)
+    subgroup = client.subgroup("w", 5000, initial=values(5000, 1))
+
+    def code(call: Callable[[], Any]) -> int | None:
+        with pytest.raises(mlpo.MlpoError) as raised:
+            call()
+        return raised.value.errno
+
+    assert code(lambda: client.checkpoint(str(place / "absent"), "t", 1)) == errno.ENOENT
+    assert code(lambda: client.checkpoint(str(place), "../t", 1)) == errno.EINVAL
+    subgroup.grad[:] = 1
+    subgroup.submit_grad().result(60)
+    saved = client.checkpoint(str(place), "open", 1)
+    with pytest.raises(mlpo.MlpoError, match="window"):
+        saved.result(60)
+    assert not list(place.iterdir())
+    client.discard("user")
+    assert client.checkpoint(str(place), "good", 1).result(60)
+    other = connect_to(daemon)
+    other.subgroup("w", 5001)
+    with pytest.raises(mlpo.MlpoError, match="5000"):
+        other.restore(str(place))
+    third = connect_to(daemon)
+    third.subgroup("stranger", 5000)
+    with pytest.raises(mlpo.MlpoError, match="stranger"):
+        third.restore(str(place))
+
+
+def test_a_flipped_bit_never_reaches_a_trainer(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    daemon = daemon_of(SMALL_BLOCKS)
+    run = Run(connect_to, daemon, 1, initial=True)
+    run.step(1)
+    assert run.save(place, "one", 1)[0].result(60)
+    state = run.state()
+    (file,) = (place / "one" / "part-0").glob("data-*")
+    good = file.read_bytes()
+    at = 4096 + np.random.default_rng(1).integers(0, len(good) - 4096)
+    file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+    with pytest.raises(mlpo.MlpoError, match="hash"):
+        run.restore(place)
+    for subgroup in run.subgroups[0]:  # the one that it was in has no state, the other one is restored
+        try:
+            subgroup.read_state()
+        except mlpo.MlpoError as error:
+            assert error.code == -4100
+    file.write_bytes(good)
+    run.restore(place)
+    assert same(run.state(), state)
+    run.close()
+
+
+def tensors_of(model: Sequence[tuple[str, int]]) -> list[mlpo.TensorSpec]:
+    return [mlpo.TensorSpec(name, (numel,)) for name, numel in model]
+
+
+def test_another_packing(place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect) -> None:
+    daemon = daemon_of(SMALL_BLOCKS)
+    model = [(f"t{i}", 700 * i + 1) for i in range(6)]
+    client = connect_to(daemon)
+    whole = client.subgroup("all", tensors=tensors_of(model), initial=values(sum(n for _, n in model), 3))
+    assert client.checkpoint(str(place), "t", 0).result(60)
+    other = connect_to(daemon)
+    for i in (5, 2, 0, 4, 1, 3):
+        other.subgroup(f"own-{i}", tensors=tensors_of(model[i : i + 1]))
+    found = other.restore(str(place))
+    assert (found.tag, found.step, found.world_size) == ("t", 0, 1)
+    for subgroup in list(other._subgroups):
+        name = subgroup.tensors[0].name
+        assert subgroup.read_state()["master"].tobytes() == whole.read_state(tensor=name)["master"].tobytes()
+
+
+def test_a_daemon_of_another_user_gets_descriptors_and_opens_nothing(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    """The client is made to believe that it is another user's: what it passes is good, and names are its own affair."""
+    daemon = daemon_of(SMALL_BLOCKS)
+    run = Run(connect_to, daemon, 3, initial=True)
+    for client in run.clients:
+        client.daemon_uid += 1
+    run.step(1)
+    saves = run.save(place, "one", 1)
+    state = run.state()
+    run.step(2)
+    for saved in saves[:2]:
+        assert not saved.result(60)
+    assert [found.complete for found in find(place)] == [False]
+    run.clients[2].close()  # waits for its own
+    assert [(found.step, found.complete) for found in find(place)] == [(1, True)]
+    assert sorted(file.name for file in (place / "one" / "part-0").iterdir()) == [
+        f"data-{saves[0].attempt.hex()}-0",
+        f"manifest-{saves[0].attempt.hex()}",
+    ]
+    with Checkpoint(place) as checkpoint:
+        checkpoint.verify()
+    run.close()
+    other = Run(connect_to, daemon, 2, initial=False)
+    for client in other.clients:
+        client.daemon_uid += 1
+    other.restore(place)
+    assert same(other.state(), state)
+    with pytest.raises(mlpo.MlpoError) as raised:
+        other.save(place, "one", 2)
+    assert raised.value.errno == errno.EEXIST
+    assert any([saved.result(60) for saved in other.save(place, "one", 3, overwrite=True)])
+    assert [(found.step, found.complete) for found in find(place)] == [(3, True)]
+    # What is given up, or ends with its session, has no name.
+    (given_up, _) = other.save(place, "two", 4)
+    given_up.abandon()
+    other.close()
+    assert not any(found.complete for found in find(place) if found.tag == "two")
+    assert not list((place / "two" / "part-0").iterdir())
+
+
+def test_a_checkpoint_is_asked_for(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    daemon = daemon_of(SMALL_BLOCKS)
+    client = connect_to(daemon)
+    client.subgroup("w", 100)
+    assert not client.checkpoint_requested()
+    ctl = subprocess.run(
+        [program().parent / "mlpo-ctl", "checkpoint", "request", "--job", client.job, "--socket", daemon.socket],
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert ctl.returncode == 0, ctl.stderr
+    assert client.checkpoint_requested()
+    assert client.checkpoint_requested()  # until it is met
+    assert client.checkpoint(str(place), "asked", 0).result(60)
+    assert not client.checkpoint_requested()
+
+
+PERSISTENT = Layout(block=1024, pool="256KiB", persistent=True)
+
+
+def test_c20_a_persistent_path_of_the_same_file_system_is_not_copied(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    """Cloned or handed over, whichever the file system can: nothing is copied, and training changes none of it."""
+    daemon = daemon_of(PERSISTENT)
+    run = Run(connect_to, daemon, 1, initial=True)
+    states = []
+    for tag in range(1, 4):
+        run.step(2 * tag - 1)
+        (saved,) = run.save(place, f"t{tag}", tag)
+        states.append(run.state())
+        assert saved.result(60)
+        run.step(2 * tag)
+    assert daemon.status()["checkpoints"]["copied_bytes"] == 0
+    for tag, state in enumerate(states, 1):
+        with Checkpoint(place, f"t{tag}") as checkpoint:
+            checkpoint.verify()
+            for each in STATES:
+                assert checkpoint.read("w", each).tobytes() == state[f"w.{each}"].tobytes()
+    last = run.state()
+    run.restore(place, "t1")
+    assert same(run.state(), states[0])
+    run.restore(place, "t3")
+    run.step(6)
+    assert same(run.state(), last)
+    run.close()
