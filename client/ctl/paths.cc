@@ -127,7 +127,8 @@ int Watch(const Question& question, const PathOrder& order) {
     if (!said && now - moved >= kLongPatience) {
       said = true;
       progress.End();
-      Say("nothing has moved for a while: do the other paths take what is written (mlpo-ctl paths)?");
+      Say("nothing has moved for a while: do the other paths take what is written (mlpo-ctl paths), and do checkpoints "
+          "go on (mlpo-ctl status)?");
     }
     const timespec pause{0, std::chrono::nanoseconds(kPoll).count()};
     ::nanosleep(&pause, nullptr);

@@ -204,7 +204,9 @@ void AddPaths(const std::vector<PathSnapshot>& paths, Families* out) {
   out->Gauge("mlpo_path_scratch_bytes", "Of blocks on the path.");
   one(&PathSnapshot::scratch_bytes);
   out->Gauge("mlpo_path_evacuation_left_bytes", "What mlpo-ctl paths evacuate has still to move off the path.");
-  each([&](const PathSnapshot& p) { out->Add(p.evacuating ? p.scratch_bytes : 0, {{"path", p.name}}); });
+  each([&](const PathSnapshot& p) {
+    out->Add(p.evacuating ? p.scratch_bytes + p.checkpoint_bytes : 0, {{"path", p.name}});
+  });
   out->Gauge("mlpo_path_checkpoint_bytes", "Of checkpoints on the path.");
   one(&PathSnapshot::checkpoint_bytes);
   out->Gauge("mlpo_path_model_bytes_per_second", "What the path is believed to do.");

@@ -131,7 +131,7 @@ double StateSeconds(const Snapshot& snapshot, const PathSnapshot& p) {
 ordered_json Evacuation(const PathSnapshot& p) {
   if (!p.evacuating) return nullptr;
   return {{"total_bytes", p.evacuation_bytes},
-          {"left_bytes", p.scratch_bytes},
+          {"left_bytes", p.scratch_bytes + p.checkpoint_bytes},
           {"unreadable_blocks", p.unreadable_blocks},
           {"done", p.evacuated}};
 }

@@ -131,6 +131,7 @@ class ControlScene {
       mlpo::PathSnapshot& path = snapshot.paths.at(0);
       path.evacuating = command.name == "evacuate";
       path.evacuation_bytes = 99;
+      if (path.evacuating) path.checkpoint_bytes = 0;  // none is running
       if (path.evacuating && !holds_blocks) path.scratch_bytes = 0;
       path.evacuated = path.evacuating && !holds_blocks;
       answer(std::string(R"({"state":"disabled","total_bytes":99})"));

@@ -181,7 +181,8 @@ TEST_CASE("Ctl.PathsSayWhatIsWrong") {
     scene.snapshot.paths[0].error = 0;
     scene.snapshot.paths[0].evacuating = true;
     scene.snapshot.paths[0].evacuation_bytes = 4096;
-    scene.snapshot.paths[0].scratch_bytes = 1024;
+    scene.snapshot.paths[0].scratch_bytes = 768;
+    scene.snapshot.paths[0].checkpoint_bytes = 256;  // have to be copied before
   });
   CHECK(Has(Ctl({"paths", "--socket", scene.socket}).out, "disabled since 12.0 s: 1.0 KiB of 4.0 KiB are still to be"));
   scene.OnServerThread([&] { scene.snapshot.paths[0].evacuated = true; });

@@ -478,7 +478,7 @@ TEST_CASE("ControlServer.PathsSayWhatIsWrongWithThem") {
   const std::string metrics = peer.Call("metrics")["result"]["text"];
   CHECK(metrics.find("mlpo_path_probes_total{path=\"nvme\"} 7\n") != std::string::npos);
   CHECK(metrics.find("mlpo_path_probe_failures_total{path=\"nvme\"} 6\n") != std::string::npos);
-  CHECK(metrics.find("mlpo_path_evacuation_left_bytes{path=\"nvme\"} 4096\n") != std::string::npos);
+  CHECK(metrics.find("mlpo_path_evacuation_left_bytes{path=\"nvme\"} 4194\n") != std::string::npos);
 }
 
 TEST_CASE("C30_ControlServer.OthersSeeTheirOwnSessionsAndCommandNothing") {
