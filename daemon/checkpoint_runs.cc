@@ -313,6 +313,7 @@ Result<std::unique_ptr<PartFiles>> CheckpointRuns::MakeFiles(Run& run) {
   options.head.attempt = run.save.attempt;
   options.head.started_unix_ns = UnixNs();
   options.overwrite = run.save.overwrite;
+  options.working = ReadWorkingHeader;
   if (run.save.files) {
     std::vector<UniqueFd> files = std::move(*run.save.files);
     return PartFiles::Adopt(std::move(options), std::move(files[0]), std::move(files[1]), run.identity.uid);

@@ -66,6 +66,14 @@ Status CheckWorkingHeader(int fd, const WorkingOrigin& origin) {
   return CheckFileHeader(fd, identity);
 }
 
+Result<WorkingOrigin> ReadWorkingHeader(int fd) {
+  const Result<FileIdentity> found = ReadFileHeader(fd);
+  if (!found.ok()) return found.status();
+  const FileIdentity& identity = found.value();
+  const FileOwner& owner = identity.owner;
+  return WorkingOrigin{identity.node, identity.daemon_uid, owner.client_uid, owner.job, owner.rank, owner.generation};
+}
+
 int CheckpointTool(const std::vector<std::string>& arguments) {
   bool as_json = false;
   std::vector<std::string> words;

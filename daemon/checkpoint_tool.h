@@ -9,8 +9,9 @@
 
 namespace mlpo {
 
-// Whether an open file has the header of that working file.
+// Whether an open file has the header of that working file; and of which it has one.
 Status CheckWorkingHeader(int fd, const WorkingOrigin& origin);
+Result<WorkingOrigin> ReadWorkingHeader(int fd);
 
 // Arguments behind "checkpoint". Prints to stdout and returns the exit code: 0 fine, 1 failed or damaged, 64 wrong
 // usage.

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -181,6 +182,40 @@ Result<uint64_t> InodeOf(int fd, const std::string& shown) {
   struct stat st;
   if (::fstat(fd, &st) != 0) return Error(errno, "looking at", shown);
   return static_cast<uint64_t>(st.st_ino);
+}
+
+Result<bool> IsNamed(int folder_fd, const std::string& name, int fd, const std::string& shown) {
+  struct stat named, held;
+  if (::fstat(fd, &held) != 0) return Error(errno, "looking at", shown);
+  if (::fstatat(folder_fd, name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0)
+    return named.st_dev == held.st_dev && named.st_ino == held.st_ino;
+  if (errno == ENOENT) return false;
+  return Error(errno, "looking at", shown);
+}
+
+Result<FileLock> LockFile(int fd, bool shared, const std::string& shown) {
+  int rc;
+  do {
+    rc = ::flock(fd, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB);
+  } while (rc != 0 && errno == EINTR);
+  if (rc == 0) return FileLock::kTaken;
+  switch (errno) {
+    case EWOULDBLOCK:
+      return FileLock::kHeld;
+    case ENOSYS:
+    case EOPNOTSUPP:
+    case ENOLCK:
+    case EINVAL:
+      return FileLock::kUnknown;
+    default:
+      return Error(errno, "locking", shown);
+  }
+}
+
+Status UnlockFile(int fd, const std::string& shown) {
+  if (::flock(fd, LOCK_UN) == 0 || errno == ENOSYS || errno == EOPNOTSUPP || errno == ENOLCK || errno == EINVAL)
+    return Status();
+  return Error(errno, "unlocking", shown);
 }
 
 Status WriteAll(int fd, const void* data, size_t bytes, uint64_t offset, const std::string& shown) {

@@ -51,6 +51,17 @@ Status GiveName(int fd, int folder_fd, const std::string& name, const std::strin
 // False if it is not there.
 Result<bool> RemoveFile(int folder_fd, const std::string& name, const std::string& shown);
 Result<uint64_t> InodeOf(int fd, const std::string& shown);
+// Whether the name in the folder is that of the open file; false if it is another's or nobody's.
+Result<bool> IsNamed(int folder_fd, const std::string& name, int fd, const std::string& shown);
+
+// flock(2): lets go with UnlockFile, with the last copy of the descriptor, or with the process. Never waits.
+enum class FileLock : uint8_t {
+  kTaken,
+  kHeld,    // by somebody else, so that this one has none
+  kUnknown  // the file system has no such locks
+};
+Result<FileLock> LockFile(int fd, bool shared, const std::string& shown);
+Status UnlockFile(int fd, const std::string& shown);
 
 // All of it, whatever the kernel takes at a time. ENOSPC for a write of nothing.
 Status WriteAll(int fd, const void* data, size_t bytes, uint64_t offset, const std::string& shown);

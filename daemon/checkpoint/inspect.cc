@@ -221,8 +221,9 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
       if (!parsed) kept.push_back(shown + "/" + file + " is no file of a part");
     }
     for (const AttemptId& attempt : attempts) {
-      const Result<uint32_t> gone = PartFiles::RemovePart(part->get(), *rank, attempt, std::nullopt, shown, &kept);
-      if (gone.ok()) removed += gone.value();
+      const Result<PartFiles::Removed> gone =
+          PartFiles::RemovePart(part->get(), {*rank, attempt, nullptr}, shown, &kept);
+      if (gone.ok()) removed += gone.value().files;
       if (!gone.ok()) kept.push_back(gone.status().message());
     }
     const Result<bool> emptied = RemoveEmptyFolder(tag_fd->get(), name, shown);

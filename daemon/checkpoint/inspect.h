@@ -20,8 +20,8 @@ Result<std::string> ListCheckpoints(const std::string& directory, const WorkingH
 Result<std::string> VerifyCheckpoint(const std::string& directory, const std::optional<std::string>& tag,
                                      const WorkingHeaderCheck& working, bool* right);
 
-// Removes everything of ours under a tag, complete or not; never what is somebody else's, nor what is no part. JSON:
-// {"directory", "tag", "removed", "kept"}.
+// Removes everything of ours under a tag, complete or not; never what is being saved, what is somebody else's, nor what
+// is no part. JSON: {"directory", "tag", "removed", "kept"}.
 Result<std::string> RemoveCheckpoint(const std::string& directory, const std::string& tag, bool* all);
 
 }  // namespace mlpo

@@ -207,6 +207,14 @@ Status RemoveJournal(int journal_fd, const std::string& shown, const JournalReco
   return SyncFolder(journal_fd, shown);
 }
 
+Result<bool> IsInJournal(int journal_fd, const std::string& shown, const JournalRecord& record) {
+  const std::string name = JournalName(record);
+  struct stat st;
+  if (::fstatat(journal_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0) return true;
+  if (errno == ENOENT) return false;
+  return Status::Errno(errno, "looking at " + shown + "/" + name);
+}
+
 Result<std::vector<JournalRecord>> LoadJournal(int journal_fd, const std::string& shown,
                                                std::vector<std::string>* strange,
                                                std::vector<std::string>* unfinished) {

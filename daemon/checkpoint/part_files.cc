@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -32,6 +34,21 @@ PartIdentity IdentityOf(const PartHead& head, uint32_t index) {
   return identity;
 }
 
+WorkingHeaderCheck CheckBy(const WorkingHeaderReader& read) {
+  return [read](int fd, const WorkingOrigin& origin) {
+    const Result<WorkingOrigin> found = read(fd);
+    if (!found.ok()) return found.status();
+    return found.value() == origin ? Status() : Status::Invalid("it is the working file of another session");
+  };
+}
+
+// What is removed under a save then is noticed at its commit only.
+void WarnOfNoLocks(const std::string& shown) {
+  spdlog::warn("event=checkpoint_unlocked file=\"{}\" reason=\"its file system has no locks (flock): whoever removes "
+               "checkpoints there, or saves under the same tag, may spoil a save that is under way\"",
+               shown);
+}
+
 }  // namespace
 
 // ---- Beginning ----
@@ -39,7 +56,8 @@ PartIdentity IdentityOf(const PartHead& head, uint32_t index) {
 Result<std::unique_ptr<PartFiles>> PartFiles::Begin(Options options) {
   const PartHead& head = options.head;
   if (!IsTag(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
-  MLPO_CHECK(IsTag(head.job) && head.rank < head.world_size && !head.attempt.zero() && options.journal_fd >= 0);
+  MLPO_CHECK(IsTag(head.job) && head.rank < head.world_size && !head.attempt.zero() && options.journal_fd >= 0 &&
+             options.working);
   std::unique_ptr<PartFiles> part(new PartFiles(std::move(options)));
   // Ranks that begin, and one that takes empty folders back, may meet: then a folder is gone that was just opened.
   Status status;
@@ -100,6 +118,14 @@ Status PartFiles::OpenFolders() {
   record_.tag = head.tag;
   record_.rank = head.rank;
   record_.attempt = head.attempt;
+  if (!recorded_) {
+    const Result<bool> taken = IsInJournal(options_.journal_fd, options_.journal_shown, record_);
+    if (!taken.ok()) return taken.status();
+    if (taken.value())
+      return Status(-EEXIST, "attempt " + AttemptText(head.attempt) + " of rank " + std::to_string(head.rank) +
+                                 " is being saved by this daemon, or was, and its rest is still there: each save needs "
+                                 "an attempt of its own");
+  }
   // First in the journal: the folders are to go, too, if nothing comes of it.
   const Status recorded = Record();
   if (!recorded.ok()) return recorded;
@@ -118,11 +144,12 @@ Status PartFiles::OpenFolders() {
 
 // What this rank's earlier attempts left, unless one of them is part of a complete checkpoint. That is looked at only
 // if there is a manifest of one: without it none can be complete. So a save of many ranks reads nothing in most cases.
+// Another job's stays: it may be under way, with this rank's part committed and so without a lock.
 Status PartFiles::MakeWay() {
   const AttemptId& own = options_.head.attempt;
   const Result<std::vector<std::string>> names = ListFolder(part_.get(), shown_);
   if (!names.ok()) return names.status();
-  std::set<AttemptId> others;
+  std::set<AttemptId> attempts, complete, hollow;
   bool manifest = false;
   for (const std::string& name : names.value()) {
     const std::optional<PartFileName> parsed = ParsePartFileName(name);
@@ -130,29 +157,59 @@ Status PartFiles::MakeWay() {
     const bool whole = parsed->kind == PartFileName::Kind::kManifest;
     if (whole && parsed->attempt == own)
       return Status(-EEXIST, shown_ + " has the part of this attempt already: a save of a rank has one part");
-    others.insert(parsed->attempt);
+    attempts.insert(parsed->attempt);
     manifest |= whole;
   }
-  if (others.empty()) return Status();
-  std::optional<AttemptId> complete;
   if (manifest) {
-    const Result<FoundTag> found = ScanTag(directory_.get(), options_.head.tag, options_.directory);
-    if (!found.ok()) return found.status();
-    if (const FoundAttempt* attempt = CompleteAttempt(found.value())) {
-      if (!options_.overwrite)
-        return Status(-EEXIST, options_.directory + " has a complete checkpoint '" + options_.head.tag + "' of step " +
-                                   std::to_string(attempt->head().step) + " and " +
-                                   std::to_string(attempt->head().world_size) +
-                                   " ranks: use another tag, or overwrite it");
-      complete = attempt->id;
-    }
+    const Status looked = LookForComplete(&complete, &hollow);
+    if (!looked.ok()) return looked;
   }
-  for (const AttemptId& other : others) {
-    if (other == complete) continue;
+  for (const AttemptId& attempt : attempts) {
+    if (complete.contains(attempt)) continue;
+    // Asked with its lock held: it may have become complete since, and then earlier ones have gone for it.
+    const auto may_go = [this, &attempt, &hollow](const Known& known) -> Result<bool> {
+      if (!known.job.empty() && known.job != options_.head.job) return false;
+      if (!known.committed || hollow.contains(attempt)) return true;
+      const Result<FoundTag> now = ScanTag(directory_.get(), options_.head.tag, options_.directory);
+      if (!now.ok()) return now.status();
+      const FoundAttempt* found = FindAttempt(now.value(), attempt);
+      return found == nullptr || !found->complete();
+    };
     std::vector<std::string> kept;
-    const Result<uint32_t> removed = RemovePart(part_.get(), options_.head.rank, other, std::nullopt, shown_, &kept);
+    const Result<Removed> removed = RemovePart(part_.get(), {options_.head.rank, attempt, may_go}, shown_, &kept);
     if (!removed.ok()) return removed.status();
+    if (removed.value().live && attempt == own)
+      return Status(-EEXIST, shown_ + ": another process is saving a part under this attempt, " + AttemptText(own) +
+                                 ": each save needs one of its own");
     for (const std::string& reason : kept) spdlog::warn("event=checkpoint_file_kept reason=\"{}\"", reason);
+  }
+  return Status();
+}
+
+// Of the tag's attempts: *complete by their heads, and to be overwritten; or *hollow, of which files are gone. EEXIST if
+// one is complete and not to be overwritten. This one begins after all of them, whatever the clock says.
+Status PartFiles::LookForComplete(std::set<AttemptId>* complete, std::set<AttemptId>* hollow) {
+  PartHead& head = options_.head;
+  const Result<FoundTag> found = ScanTag(directory_.get(), head.tag, options_.directory);
+  if (!found.ok()) return found.status();
+  for (const FoundAttempt& attempt : found.value().attempts) {
+    const int64_t began = attempt.head().started_unix_ns;
+    if (began < std::numeric_limits<int64_t>::max()) head.started_unix_ns = std::max(head.started_unix_ns, began + 1);
+    if (!attempt.complete()) continue;
+    if (options_.overwrite) {
+      complete->insert(attempt.id);
+      continue;
+    }
+    const Status whole = CheckAttempt(directory_.get(), attempt, CheckBy(options_.working), options_.directory);
+    if (whole.ok())
+      return Status(-EEXIST, options_.directory + " has a complete checkpoint '" + head.tag + "' of step " +
+                                 std::to_string(attempt.head().step) + " and " +
+                                 std::to_string(attempt.head().world_size) +
+                                 " ranks: use another tag, or overwrite it");
+    if (whole.code() != -ENOENT && whole.code() != -EINVAL) return whole;
+    spdlog::warn("event=checkpoint_hollow tag={} attempt={} reason=\"{}\"", head.tag, AttemptText(attempt.id),
+                 whole.message());
+    hollow->insert(attempt.id);
   }
   return Status();
 }
@@ -165,13 +222,16 @@ Status PartFiles::MakeHeader(int fd, const std::string& shown) {
   return written.ok() ? SyncData(fd, shown) : written;
 }
 
-// With its header on storage and its inode in the journal before it has a name; where the file system cannot make
-// nameless files, the journal knows the name only, and then the header says whose it is.
+// With its lock, its header on storage and its inode in the journal before it has a name; where the file system cannot
+// make nameless files, the journal knows the name only, and then the header says whose it is.
 Status PartFiles::MakeDataFile() {
   const std::string name = DataName(options_.head.attempt, 0), shown = shown_ + "/" + name;
   record_.files.push_back({});
   Result<UniqueFd> fd = MakeNamelessFile(part_.get(), shown);
   if (fd.ok()) {
+    const Result<FileLock> lock = LockFile(fd->get(), /*shared=*/false, shown);
+    if (!lock.ok()) return lock.status();
+    if (lock.value() == FileLock::kUnknown) WarnOfNoLocks(shown);
     const Status headed = MakeHeader(fd->get(), shown);
     if (!headed.ok()) return headed;
     const Result<uint64_t> inode = InodeOf(fd->get(), shown);
@@ -186,13 +246,25 @@ Status PartFiles::MakeDataFile() {
     record_.files[0].inode = 0;
   }
   const Status recorded = Record();
-  if (!recorded.ok()) return recorded;
-  fd = MakeFile(part_.get(), name, shown);
-  if (!fd.ok()) {
-    record_.files.clear();  // what has the name is not ours
-    return fd.status();
-  }
+  return recorded.ok() ? MakeNamedDataFile(name, shown) : recorded;
+}
+
+// Until it has its lock it may be taken for a rest, and removed: then it is made again.
+Status PartFiles::MakeNamedDataFile(const std::string& name, const std::string& shown) {
+  Result<UniqueFd> fd = MakeFile(part_.get(), name, shown);
+  if (!fd.ok()) return fd.status();  // what has the name is not ours
   data_ = std::move(*fd);
+  const Result<FileLock> lock = LockFile(data_.get(), /*shared=*/false, shown);
+  if (!lock.ok()) return lock.status();
+  if (lock.value() == FileLock::kUnknown) WarnOfNoLocks(shown);
+  const Result<bool> named = IsNamed(part_.get(), name, data_.get(), shown);
+  if (!named.ok()) return named.status();
+  if (named.value() && lock.value() == FileLock::kHeld) {
+    const Result<bool> removed = RemoveFile(part_.get(), name, shown);
+    if (!removed.ok()) return removed.status();
+  }
+  if (!named.value() || lock.value() == FileLock::kHeld)
+    return Status(-ENOENT, shown + " was removed by somebody else as soon as it was made");
   const Result<uint64_t> inode = InodeOf(data_.get(), shown);
   if (!inode.ok()) return inode.status();
   Status status = MakeHeader(data_.get(), shown);
@@ -272,22 +344,50 @@ Status PartFiles::Commit(Manifest* manifest) {
   }
   Status status = SyncData(data_.get(), shown_ + "/" + DataName(attempt, 0));
   if (status.ok()) status = SyncFolder(part_.get(), shown_);
+  if (status.ok()) status = CheckNames();
   if (!status.ok()) return status;
   manifest_begun_ = true;
   status = CommitText(part_.get(), NewManifestName(attempt), ManifestName(attempt), text.value(), shown_);
-  if (status.ok()) status = SyncFolder(tag_.get(), ParentOf(shown_));
-  if (status.ok()) status = SyncFolder(directory_.get(), options_.directory);
   if (!status.ok()) {
-    // It may have its name already, and must not be counted: nobody knows whether it would be there tomorrow.
+    // It may have its name already, and must not be counted: nobody knows whether it would be there tomorrow. Nobody has:
+    // it is locked.
     const Result<bool> removed = RemoveFile(part_.get(), ManifestName(attempt), shown_);
     if (!removed.ok()) spdlog::warn("event=checkpoint_part_left reason=\"{}\"", removed.status().message());
     return status;
   }
   committed_ = true;
-  // The part stands; a record that stays is dropped by the next start, which finds the manifest.
+  // The part stands, and others may count it from here on; a record that stays is dropped by the next start, which finds
+  // the manifest. The folders have been durable since they were made.
+  status = UnlockFile(data_.get(), shown_);
+  if (status.ok()) status = SyncFolder(tag_.get(), ParentOf(shown_));
+  if (status.ok()) status = SyncFolder(directory_.get(), options_.directory);
   const Status forgotten = RemoveJournal(options_.journal_fd, options_.journal_shown, record_);
   if (!forgotten.ok()) spdlog::warn("event=journal_left reason=\"{}\"", forgotten.message());
   recorded_ = false;
+  return status;
+}
+
+// Whether the name is still that of the file that this object has given it to. One of which the record does not know
+// the inode is the first data file, in the making.
+Result<bool> PartFiles::IsThere(const JournalRecord::File& file) const {
+  const std::string name = DataName(options_.head.attempt, file.index), shown = shown_ + "/" + name;
+  if (file.inode == 0) return data_ ? IsNamed(part_.get(), name, data_.get(), shown) : Result<bool>(false);
+  struct stat st;
+  if (::fstatat(part_.get(), name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0)
+    return static_cast<uint64_t>(st.st_ino) == file.inode;
+  if (errno == ENOENT) return false;
+  return Status::Errno(errno, "looking at " + shown);
+}
+
+Status PartFiles::CheckNames() const {
+  for (const JournalRecord::File& file : record_.files) {
+    const Result<bool> there = IsThere(file);
+    if (!there.ok()) return there.status();
+    if (!there.value())
+      return Status(-ESTALE, shown_ + "/" + DataName(options_.head.attempt, file.index) +
+                                 " was removed or replaced while it was being saved, by another save under this tag or "
+                                 "by hand: save again");
+  }
   return Status();
 }
 
@@ -307,8 +407,11 @@ Status PartFiles::Abandon() {
       note(RemoveFile(part_.get(), ManifestName(attempt), shown_));
       note(RemoveFile(part_.get(), NewManifestName(attempt), shown_));
     }
-    for (const JournalRecord::File& file : record_.files)
-      note(RemoveFile(part_.get(), DataName(attempt, file.index), shown_));
+    for (const JournalRecord::File& file : record_.files) {
+      const Result<bool> there = IsThere(file);  // else it is somebody else's that has the name
+      note(there);
+      if (there.ok() && there.value()) note(RemoveFile(part_.get(), DataName(attempt, file.index), shown_));
+    }
     data_.reset();
     part_.reset();
     note(RemoveEmptyFolder(tag_.get(), PartFolderName(options_.head.rank), shown_));
@@ -331,16 +434,55 @@ PartFiles::~PartFiles() {
 
 // ---- Other attempts ----
 
-Result<uint32_t> PartFiles::RemovePart(int part_fd, uint32_t rank, const AttemptId& attempt,
-                                       std::optional<int64_t> before_ns, const std::string& shown,
-                                       std::vector<std::string>* kept) {
+Result<PartFiles::Removed> PartFiles::RemovePart(int part_fd, const Removal& removal, const std::string& shown,
+                                                 std::vector<std::string>* kept) {
+  const AttemptId& attempt = removal.attempt;
+  const std::string first_name = DataName(attempt, 0), first_shown = shown + "/" + first_name;
+  Removed removed;
+  // Held until the end: who saves it has it, and who else removes it.
+  UniqueFd first;
+  FileLock lock = FileLock::kUnknown;
+  Result<UniqueFd> opened = OpenFile(part_fd, first_name, O_RDWR, first_shown);
+  if (opened.ok()) {
+    first = std::move(*opened);
+    const Result<FileLock> locked = LockFile(first.get(), /*shared=*/false, first_shown);
+    if (!locked.ok()) return locked.status();
+    lock = locked.value();
+    const Result<bool> named = IsNamed(part_fd, first_name, first.get(), first_shown);
+    if (!named.ok()) return named.status();
+    removed.live = lock == FileLock::kHeld || !named.value();
+  } else if (opened.status().os_errno() != ENOENT) {  // without the lock nobody knows
+    kept->push_back(opened.status().message());
+    return removed;
+  }
+  if (removed.live) {
+    kept->push_back(first_shown + " is being saved, or removed, by somebody else");
+    return removed;
+  }
+
   const Result<std::vector<std::string>> names = ListFolder(part_fd, shown);
   if (!names.ok()) return names.status();
   const Result<Manifest> manifest = ReadManifest(part_fd, attempt, shown);
-  if (manifest.ok() && before_ns && manifest.value().head.started_unix_ns >= *before_ns) return 0u;
+  const Result<PartIdentity> identity =
+      first ? ReadPartHeader(first.get(), first_shown) : Result<PartIdentity>(Status(-ENOENT, first_shown));
+  Known known;
+  known.committed = std::find(names.value().begin(), names.value().end(), ManifestName(attempt)) != names.value().end();
+  if (manifest.ok()) {
+    known.job = manifest.value().head.job;
+    known.started_unix_ns = manifest.value().head.started_unix_ns;
+  } else if (identity.ok()) {
+    known.job = identity.value().job;
+    known.started_unix_ns = identity.value().started_unix_ns;
+  }
+  if (removal.may_go) {
+    const Result<bool> may = removal.may_go(known);
+    if (!may.ok()) return may.status();
+    if (!may.value()) return removed;
+  }
+
   struct Doomed {
     std::string name;
-    bool manifest;
+    int turn;  // manifests, data files, the first data file
   };
   std::vector<Doomed> doomed;
   for (const std::string& name : names.value()) {
@@ -357,59 +499,107 @@ Result<uint32_t> PartFiles::RemovePart(int part_fd, uint32_t rank, const Attempt
       continue;
     }
     if (parsed->kind != PartFileName::Kind::kData) {
-      doomed.push_back({name, true});
+      doomed.push_back({name, 0});
       continue;
     }
-    // Its header says so, or the manifest that it was handed over; or it never got a header.
-    bool ours = st.st_size == 0;
+    // Its header says so, or the manifest that it was handed over; or it never got a header, and never will.
+    bool ours = false;
     if (manifest.ok()) {
       for (const PartFile& listed : manifest.value().files) ours |= listed.working && listed.index == parsed->index;
     }
-    if (!ours) {
+    if (parsed->index == 0) {
+      ours |= st.st_size == 0 && lock == FileLock::kTaken;
+      ours |= identity.ok() && identity.value().attempt == attempt && identity.value().rank == removal.rank;
+    } else if (!ours) {
       Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDONLY, file);
       if (fd.status().os_errno() == ENOENT) continue;
-      const Result<PartIdentity> identity =
+      const Result<PartIdentity> other =
           fd.ok() ? ReadPartHeader(fd->get(), file) : Result<PartIdentity>(fd.status());
-      if (identity.ok() && before_ns && identity.value().started_unix_ns >= *before_ns) return 0u;
-      ours = identity.ok() && identity.value().attempt == attempt && identity.value().rank == rank;
+      ours = other.ok() && other.value().attempt == attempt && other.value().rank == removal.rank;
     }
     if (ours) {
-      doomed.push_back({name, false});
+      doomed.push_back({name, parsed->index == 0 ? 2 : 1});
     } else {
       kept->push_back(file + " has not the header of its name");
     }
   }
-  std::stable_sort(doomed.begin(), doomed.end(),
-                   [](const Doomed& a, const Doomed& b) { return a.manifest > b.manifest; });
-  uint32_t count = 0;
+  std::stable_sort(doomed.begin(), doomed.end(), [](const Doomed& a, const Doomed& b) { return a.turn < b.turn; });
   for (size_t i = 0; i < doomed.size(); ++i) {
-    const Result<bool> removed = RemoveFile(part_fd, doomed[i].name, shown + "/" + doomed[i].name);
-    if (!removed.ok()) return removed.status();
-    count += removed.value();
-    const bool last_manifest = doomed[i].manifest && (i + 1 == doomed.size() || !doomed[i + 1].manifest);
+    const Result<bool> gone = RemoveFile(part_fd, doomed[i].name, shown + "/" + doomed[i].name);
+    if (!gone.ok()) return gone.status();
+    removed.files += gone.value();
+    const bool last_manifest = doomed[i].turn == 0 && (i + 1 == doomed.size() || doomed[i + 1].turn > 0);
     if (!last_manifest) continue;
     const Status synced = SyncFolder(part_fd, shown);  // before any of its data goes
     if (!synced.ok()) return synced;
   }
-  return count;
+  return removed;
+}
+
+// Each part of the attempt is done and on storage, and stays: whoever saves or removes one has its lock. Whoever ends
+// last finds all of them so.
+Result<bool> PartFiles::IsSettled(const FoundAttempt& attempt) const {
+  for (const auto& [rank, head] : attempt.parts) {
+    const std::string name = PartFolderName(rank), shown = ParentOf(shown_) + "/" + name;
+    Result<UniqueFd> part = OpenFolder(tag_.get(), name, shown);
+    if (part.status().os_errno() == ENOENT) return false;
+    if (!part.ok()) return part.status();
+    const std::string data = DataName(attempt.id, 0);
+    Result<UniqueFd> first = OpenFile(part->get(), data, O_RDONLY, shown + "/" + data);
+    if (first.status().os_errno() == ENOENT) return false;
+    if (!first.ok()) return first.status();
+    const Result<FileLock> lock = LockFile(first->get(), /*shared=*/true, shown + "/" + data);
+    if (!lock.ok()) return lock.status();
+    if (lock.value() == FileLock::kHeld) return false;
+    const Status synced = SyncFolder(part->get(), shown);
+    if (!synced.ok()) return synced;
+  }
+  return true;
 }
 
 Result<bool> PartFiles::IsComplete(std::vector<std::string>* kept) const {
   MLPO_CHECK(committed_);
   if (manifest_) return false;
   const PartHead& head = options_.head;
-  const Result<FoundTag> found = ScanTag(directory_.get(), head.tag, options_.directory);
+  Result<FoundTag> found = ScanTag(directory_.get(), head.tag, options_.directory);
   if (!found.ok()) return found.status();
-  const auto own = std::find_if(found.value().attempts.begin(), found.value().attempts.end(),
-                                [&](const FoundAttempt& attempt) { return attempt.id == head.attempt; });
-  if (own == found.value().attempts.end() || !own->complete()) return false;
-  if (CompleteAttempt(found.value())->id != head.attempt) return true;  // a later one has taken its place
-  std::set<AttemptId> others;
-  for (const FoundAttempt& attempt : found.value().attempts) others.insert(attempt.id);
-  for (const auto& [attempt, files] : found.value().unfinished) others.insert(attempt);
-  others.erase(head.attempt);
-  if (others.empty()) return true;
-  const int64_t before_ns = own->head().started_unix_ns;
+  const FoundAttempt* own = FindAttempt(*found, head.attempt);
+  if (own == nullptr || !own->complete()) return false;
+  const Result<bool> settled = IsSettled(*own);
+  if (!settled.ok() || !settled.value()) return settled;
+  Status status = SyncFolder(tag_.get(), ParentOf(shown_));
+  if (status.ok()) status = SyncFolder(directory_.get(), options_.directory);
+  if (!status.ok()) return status;
+  found = ScanTag(directory_.get(), head.tag, options_.directory);
+  if (!found.ok()) return found.status();
+  own = FindAttempt(*found, head.attempt);
+  if (own == nullptr || !own->complete()) return false;
+  const FoundAttempt* const last = CompleteAttempt(*found);
+  if (last->id != head.attempt) {
+    spdlog::warn(
+        "event=checkpoint_not_last tag={} step={} attempt={} reason=\"attempt {} of step {} and job {} is complete, too, "
+        "began later, and is what a restore takes\"",
+        head.tag, head.step, AttemptText(head.attempt), AttemptText(last->id), last->head().step, last->head().job);
+    return false;
+  }
+  status = RemoveEarlier(*found, *own, kept);
+  if (!status.ok()) return status;
+  return true;
+}
+
+// Of another job only what was to be overwritten. Attempts without any manifest are as old as their headers say.
+Status PartFiles::RemoveEarlier(const FoundTag& found, const FoundAttempt& own, std::vector<std::string>* kept) const {
+  const PartHead& head = options_.head;
+  std::map<AttemptId, bool> others;  // whether it is known to have begun earlier
+  for (const FoundAttempt& attempt : found.attempts) {
+    if (attempt.id != own.id && IsLater(own, attempt)) others[attempt.id] = true;
+  }
+  for (const auto& [attempt, files] : found.unfinished) {
+    if (FindAttempt(found, attempt) == nullptr) others[attempt] = false;
+  }
+  if (others.empty()) return Status();
+  const Status whole = CheckAttempt(directory_.get(), own, CheckBy(options_.working), options_.directory);
+  if (!whole.ok()) return whole.Within("what was saved before stays, since this is not whole");
   const Result<std::vector<std::string>> names = ListFolder(tag_.get(), ParentOf(shown_));
   if (!names.ok()) return names.status();
   for (const std::string& name : names.value()) {
@@ -422,14 +612,18 @@ Result<bool> PartFiles::IsComplete(std::vector<std::string>* kept) const {
       kept->push_back(part.status().message());
       continue;
     }
-    for (const AttemptId& other : others) {
-      const Result<uint32_t> removed = RemovePart(part->get(), *rank, other, before_ns, shown, kept);
+    for (const auto& [other, earlier] : others) {
+      const auto may_go = [this, &own, earlier = earlier](const Known& known) -> Result<bool> {
+        if (!known.job.empty() && known.job != options_.head.job && !options_.overwrite) return false;
+        return earlier || !known.started_unix_ns || *known.started_unix_ns < own.head().started_unix_ns;
+      };
+      const Result<Removed> removed = RemovePart(part->get(), {*rank, other, may_go}, shown, kept);
       if (!removed.ok()) kept->push_back(removed.status().message());
     }
     const Result<bool> emptied = RemoveEmptyFolder(tag_.get(), name, shown);
     if (!emptied.ok()) kept->push_back(emptied.status().message());
   }
-  return true;
+  return Status();
 }
 
 }  // namespace mlpo

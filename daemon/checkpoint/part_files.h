@@ -4,15 +4,20 @@
 // the machine come to, what is there then is named in the journal and goes. After the rename everything that the
 // manifest names is on storage. So a part is whole or is not.
 //
-// Files of other attempts under the same tag are left as they are while one of these is complete; what can never be
-// counted is removed. Owner: its save's thread; every call may block. The destructor abandons what was not
-// committed.
+// It is not alone there: an earlier save of the same job may go on without its trainer, another job may use the tag,
+// somebody may remove. So the first data file is locked as long as the part is in the making, nothing that is locked is
+// removed by anybody, and what has become of its files is looked at before the commit. Of other attempts under the same
+// tag, what can never be counted goes at the beginning, and what is complete when this one is. proto/FORMAT.md has the
+// rules. Owner: its save's thread; every call may block. The destructor abandons what was not committed.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "daemon/base/status.h"
 #include "daemon/base/unique_fd.h"
@@ -26,14 +31,15 @@ class PartFiles {
  public:
   struct Options {
     std::string directory;  // absolute; it is there
-    PartHead head;          // without its body's figures
+    PartHead head;          // without its body's figures; it began then, or after everything that is there
     bool overwrite = false;
     int journal_fd = -1;  // of the journal's folder; borrowed for the object's life
     std::string journal_shown;
+    WorkingHeaderReader working;  // of files that parts have had handed over
   };
 
   // Makes the folders, and the first data file with its header. EEXIST if another attempt has the tag complete, and it
-  // is not to be overwritten; or if this attempt's part is there already.
+  // is not to be overwritten; or if this attempt's part is there already, or being saved.
   static Result<std::unique_ptr<PartFiles>> Begin(Options options);
   // In files that a process of another user, `uid`, has opened: its own, empty, for reading and writing. It gives them
   // their names when they have been committed; until then they have none that counts, so there is no journal, and what
@@ -57,31 +63,54 @@ class PartFiles {
   Result<uint32_t> HandOver(int folder_fd, const std::string& name, int fd, const WorkingOrigin& origin,
                             const std::string& shown, bool* moved);
   // The part is there, durably. `manifest`: its head is set here; its files: the first data file and those handed over.
-  // After an error there is no part, and Abandon is what is left.
+  // ESTALE if somebody has removed one of these. After an error there is no part, and Abandon is what is left; but if
+  // only the folders above could not be synced once more, it stays: others may have counted it.
   Status Commit(Manifest* manifest);
   // Removes everything that this object made. What it could not remove stays in the journal.
   Status Abandon();
 
-  // After Commit: whether all ranks' parts are there now; false in files that were adopted. Then what earlier attempts
-  // under this tag have left goes, as far as it is this user's; what could not be removed is named in *kept.
+  // After Commit: whether all ranks' parts are there now, durably, and none that counts instead; false in files that were
+  // adopted. Then what earlier attempts under this tag have left goes, as far as it is this user's and not being saved;
+  // what could not be removed is named in *kept.
   Result<bool> IsComplete(std::vector<std::string>* kept) const;
 
-  // Removes one attempt's part: the manifest first, so that no half of it ever looks whole. What is not a file of that
-  // attempt and of this user stays and is named in *kept. `before_ns`: only if it began before that; nullopt: in any
-  // case. Returns how many files went.
-  static Result<uint32_t> RemovePart(int part_fd, uint32_t rank, const AttemptId& attempt,
-                                     std::optional<int64_t> before_ns, const std::string& shown,
-                                     std::vector<std::string>* kept);
+  // What is known of a part before it is removed.
+  struct Known {
+    bool committed = false;                  // it has a manifest
+    std::string job;                         // "": neither manifest nor header says
+    std::optional<int64_t> started_unix_ns;  // likewise
+  };
+  struct Removal {
+    uint32_t rank = 0;
+    AttemptId attempt;
+    // Asked when nobody can be saving it any more, before anything of it goes. nullptr: it goes in any case.
+    std::function<Result<bool>(const Known& known)> may_go;
+  };
+  struct Removed {
+    uint32_t files = 0;
+    bool live = false;  // it is being saved, or removed, by somebody else
+  };
+  // Removes one attempt's part: the manifest first, so that no half of it ever looks whole, and the first data file, with
+  // the lock, last. One that is being saved stays; so does what is not a file of that attempt and of this user. Both are
+  // named in *kept.
+  static Result<Removed> RemovePart(int part_fd, const Removal& removal, const std::string& shown,
+                                    std::vector<std::string>* kept);
 
  private:
   explicit PartFiles(Options options) : options_(std::move(options)) {}
   Status OpenFolders();
   Status MakeWay();
+  Status LookForComplete(std::set<AttemptId>* complete, std::set<AttemptId>* hollow);
   Status MakeDataFile();
+  Status MakeNamedDataFile(const std::string& name, const std::string& shown);
   Status MakeHeader(int fd, const std::string& shown);
   Status Record() const;
+  Status CheckNames() const;
+  Result<bool> IsThere(const JournalRecord::File& file) const;
+  Result<bool> IsSettled(const FoundAttempt& attempt) const;
+  Status RemoveEarlier(const FoundTag& found, const FoundAttempt& own, std::vector<std::string>* kept) const;
 
-  const Options options_;
+  Options options_;
   UniqueFd directory_;
   UniqueFd tag_;
   UniqueFd part_;

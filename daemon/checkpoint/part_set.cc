@@ -106,6 +106,15 @@ std::vector<FoundAttempt> GroupParts(const std::vector<PartHead>& heads) {
   return grouped;
 }
 
+bool IsLater(const FoundAttempt& a, const FoundAttempt& b) { return Age(a) > Age(b); }
+
+const FoundAttempt* FindAttempt(const FoundTag& found, const AttemptId& id) {
+  for (const FoundAttempt& attempt : found.attempts) {
+    if (attempt.id == id) return &attempt;
+  }
+  return nullptr;
+}
+
 const FoundAttempt* CompleteAttempt(const FoundTag& found) {
   const FoundAttempt* last = nullptr;
   for (const FoundAttempt& attempt : found.attempts) {
@@ -214,6 +223,23 @@ Status CheckFiles(int part_fd, const Manifest& manifest, const WorkingHeaderChec
     if (!fd.ok()) return fd.status();
     const Status right = CheckFile(fd->get(), manifest.head, file, working, shown + "/" + name);
     if (!right.ok()) return right;
+  }
+  return Status();
+}
+
+Status CheckAttempt(int directory_fd, const FoundAttempt& attempt, const WorkingHeaderCheck& working,
+                    const std::string& shown) {
+  const std::string shown_tag = shown + "/" + attempt.head().tag;
+  Result<UniqueFd> tag_fd = OpenFolder(directory_fd, attempt.head().tag, shown_tag);
+  if (!tag_fd.ok()) return tag_fd.status();
+  for (const auto& [rank, head] : attempt.parts) {
+    const std::string name = PartFolderName(rank), part = shown_tag + "/" + name;
+    Result<UniqueFd> part_fd = OpenFolder(tag_fd->get(), name, part);
+    if (!part_fd.ok()) return part_fd.status();
+    const Result<Manifest> manifest = ReadManifest(part_fd->get(), attempt.id, part);
+    if (!manifest.ok()) return manifest.status();
+    const Status files = CheckFiles(part_fd->get(), manifest.value(), working, part);
+    if (!files.ok()) return files;
   }
   return Status();
 }

@@ -1,7 +1,8 @@
 // Which checkpoints are in a directory, and which of them are complete: by the heads of the manifests alone.
 //
 // A checkpoint is complete exactly when one attempt has a part of each rank, and all of them agree on job, tag, step
-// and world size. What is not is never counted. Blocks; a thread of a save or restore, or a tool.
+// and world size. What is not is never counted. Blocks; a thread of a save or restore, or a tool. The rules by which
+// several keep house in one directory: proto/FORMAT.md, Checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +35,13 @@ struct FoundTag {
 // Heads of whatever parts, each with the rank of its folder.
 std::vector<FoundAttempt> GroupParts(const std::vector<PartHead>& heads);
 
+// Whether `a` began after `b`, another attempt of the tag; the same for everyone who asks. The step does not count: who
+// has gone back to an earlier one saves over a later one.
+bool IsLater(const FoundAttempt& a, const FoundAttempt& b);
 // The complete attempt that counts: the one that began last. nullptr if there is none.
 const FoundAttempt* CompleteAttempt(const FoundTag& found);
+// The one with this id; nullptr if it has no manifest there.
+const FoundAttempt* FindAttempt(const FoundTag& found, const AttemptId& id);
 
 // Of one tag's folder. ENOENT if it is not there.
 Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::string& shown);
@@ -54,5 +60,12 @@ Status CheckFile(int fd, const PartHead& head, const PartFile& file, const Worki
                  const std::string& shown);
 // Whether each file of the part is there, regular, as long as the manifest says, and has the header it should.
 Status CheckFiles(int part_fd, const Manifest& manifest, const WorkingHeaderCheck& working, const std::string& shown);
+// What the heads of a complete attempt do not say: whether its manifests are whole, and their files there. Reads all of
+// them. `shown`: of the directory.
+Status CheckAttempt(int directory_fd, const FoundAttempt& attempt, const WorkingHeaderCheck& working,
+                    const std::string& shown);
+
+// Whose working file one was that was handed over, by its header: io's affair. EINVAL if it has none.
+using WorkingHeaderReader = std::function<Result<WorkingOrigin>(int fd)>;
 
 }  // namespace mlpo

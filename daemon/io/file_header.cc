@@ -84,7 +84,7 @@ Result<FileIdentity> ParseFileHeader(const HeaderPage& bytes) {
   return identity;
 }
 
-Status CheckFileHeader(int fd, const FileIdentity& expected) {
+Result<FileIdentity> ReadFileHeader(int fd) {
   HeaderPage page;
   size_t done = 0;
   while (done < page.bytes.size()) {
@@ -94,9 +94,13 @@ Status CheckFileHeader(int fd, const FileIdentity& expected) {
     if (got == 0 || (got % 512 != 0)) return Status::Invalid("the file ends within its header");
     done += static_cast<size_t>(got);
   }
-  Result<FileIdentity> found = ParseFileHeader(page);
+  return ParseFileHeader(page);
+}
+
+Status CheckFileHeader(int fd, const FileIdentity& expected) {
+  const Result<FileIdentity> found = ReadFileHeader(fd);
   if (!found.ok()) return found.status();
-  const std::string is = Describe(*found), should = Describe(expected);
+  const std::string is = Describe(found.value()), should = Describe(expected);
   if (is != should) return Status(-EPERM, "the file belongs to " + is + ", not to " + should);
   return Status();
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "daemon/checkpoint/folders.h"
+#include "daemon/checkpoint/inspect.h"
 #include "daemon/checkpoint/journal.h"
 #include "daemon/checkpoint/part_files.h"
 #include "daemon/checkpoint/part_header.h"
@@ -30,6 +31,8 @@ AttemptId Attempt(uint8_t last) {
   attempt.bytes.back() = last;
   return attempt;
 }
+
+Result<WorkingOrigin> NoWorkingHeader(int) { return Status::Invalid("there are no working files here"); }
 
 // A directory for checkpoints, and a folder for journals beside it.
 struct Place {
@@ -58,6 +61,12 @@ struct Place {
     options.head.started_unix_ns = started;
     options.journal_fd = journal_fd.get();
     options.journal_shown = journal;
+    options.working = NoWorkingHeader;
+    return options;
+  }
+  PartFiles::Options Overwriting(uint32_t rank, uint32_t world_size, const AttemptId& attempt, int64_t started) const {
+    PartFiles::Options options = Options(rank, world_size, attempt, started);
+    options.overwrite = true;
     return options;
   }
   std::string Part(uint32_t rank) const { return directory + "/tag/part-" + std::to_string(rank); }
@@ -116,6 +125,31 @@ Status Save(PartFiles::Options options, bool* complete = nullptr) {
   if (complete != nullptr) *complete = all.value();
   return Status();
 }
+
+// A part that is being saved, and goes on when the test says so.
+struct Live {
+  std::unique_ptr<PartFiles> part;
+
+  explicit Live(PartFiles::Options options) {
+    Result<std::unique_ptr<PartFiles>> begun = PartFiles::Begin(std::move(options));
+    INFO(begun.status().message());
+    REQUIRE(begun.ok());
+    part = std::move(*begun);
+    REQUIRE(Fill(*part).ok());
+  }
+  Status Commit() {
+    Manifest manifest = Filled();
+    return part->Commit(&manifest);
+  }
+  bool IsComplete(size_t expected_kept = 0) {
+    std::vector<std::string> kept;
+    const Result<bool> complete = part->IsComplete(&kept);
+    INFO(complete.status().message());
+    REQUIRE(complete.ok());
+    CHECK(kept.size() == expected_kept);
+    return complete.value();
+  }
+};
 
 Status NoWorkingFiles(int, const WorkingOrigin&) { return Status::Invalid("there are no working files here"); }
 
@@ -357,6 +391,194 @@ TEST_CASE("PartFiles.AbandonedLeavesNothing") {
   }
   CHECK(Everything(place.directory).empty());
   CHECK(Everything(place.journal).empty());
+}
+
+// A save whose trainer has been killed goes on, and the requeued job saves under the same tag.
+TEST_CASE("PartFiles.OfTwoSavesAtOnceNeitherTakesTheOthersFiles") {
+  for (const bool first_commits_first : {true, false}) {
+    INFO("the first one commits first: " << first_commits_first);
+    Place place;
+    REQUIRE(Save(place.Options(0, 1, Attempt(1), 1)).ok());
+    Live first(place.Overwriting(0, 1, Attempt(2), 2));
+    Live second(place.Overwriting(0, 1, Attempt(3), 3));
+    CHECK(place.Scan().unfinished.size() == 2);
+    Live& one = first_commits_first ? first : second;
+    Live& other = first_commits_first ? second : first;
+    REQUIRE(one.Commit().ok());
+    CHECK(one.IsComplete(1));  // the other is being saved
+    CHECK(!IsWhole(place, 0, Attempt(1)));
+    CHECK(IsWhole(place, 0, first_commits_first ? Attempt(2) : Attempt(3)));
+    CHECK(place.Scan().unfinished.size() == 1);
+    const Status committed = other.Commit();
+    INFO(committed.message());
+    REQUIRE(committed.ok());
+    // The one that began last counts, and only that one says so.
+    CHECK(other.IsComplete() == first_commits_first);
+    REQUIRE(CompleteAttempt(place.Scan()) != nullptr);
+    CHECK(CompleteAttempt(place.Scan())->id == Attempt(3));
+    CHECK(IsWhole(place, 0, Attempt(3)));
+    CHECK(IsWhole(place, 0, Attempt(2)) == !first_commits_first);
+  }
+}
+
+TEST_CASE("PartFiles.WhatAnEarlierSaveCompletesIsThereWhenTheNextOneFails") {
+  for (const bool next_begins_first : {true, false}) {
+    INFO("the next one begins before the first part is committed: " << next_begins_first);
+    Place place;
+    for (uint32_t rank = 0; rank < 2; ++rank) REQUIRE(Save(place.Options(rank, 2, Attempt(1), 1)).ok());
+    std::vector<Live> old, next;
+    for (uint32_t rank = 0; rank < 2; ++rank) old.emplace_back(place.Overwriting(rank, 2, Attempt(2), 2));
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      if (next_begins_first) next.emplace_back(place.Overwriting(rank, 2, Attempt(3), 3));
+      REQUIRE(old[rank].Commit().ok());
+      CHECK(old[rank].IsComplete(rank == 1 && next_begins_first ? 2 : 0) == (rank == 1));
+    }
+    for (uint32_t rank = 0; !next_begins_first && rank < 2; ++rank)
+      next.emplace_back(place.Overwriting(rank, 2, Attempt(3), 3));
+    next.clear();
+    REQUIRE(CompleteAttempt(place.Scan()) != nullptr);
+    CHECK(CompleteAttempt(place.Scan())->id == Attempt(2));
+    for (uint32_t rank = 0; rank < 2; ++rank) CHECK(IsWhole(place, rank, Attempt(2)));
+  }
+}
+
+TEST_CASE("PartFiles.OneAttemptIsSavedOnce") {
+  Place place;
+  Live live(place.Options(0, 1, Attempt(1)));
+  CHECK(PartFiles::Begin(place.Options(0, 1, Attempt(1), 2)).status().code() == -EEXIST);
+  CHECK(Everything(place.journal).size() == 1);  // the live one's
+  // By another daemon, which has a journal of its own.
+  const std::string journal = place.scratch / "another-journal";
+  fs::create_directory(journal);
+  const UniqueFd journal_fd(::open(journal.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const auto elsewhere = [&] {
+    PartFiles::Options options = place.Options(0, 1, Attempt(1), 2);
+    options.journal_fd = journal_fd.get();
+    options.journal_shown = journal;
+    return PartFiles::Begin(std::move(options)).status();
+  };
+  const Status again = elsewhere();
+  CHECK(again.code() == -EEXIST);
+  CHECK(again.message().find("another process") != std::string::npos);
+  CHECK(Everything(journal).empty());
+  REQUIRE(live.Commit().ok());
+  CHECK(live.IsComplete());
+  CHECK(IsWhole(place, 0, Attempt(1)));
+  CHECK(elsewhere().code() == -EEXIST);
+  CHECK(IsWhole(place, 0, Attempt(1)));
+}
+
+TEST_CASE("PartFiles.WhatIsRemovedOrReplacedUnderASaveIsNoPart") {
+  for (const bool replaced : {true, false}) {
+    Place place;
+    Live live(place.Options(0, 1, Attempt(1)));
+    const std::string data = place.Part(0) + "/" + DataName(Attempt(1), 0);
+    fs::remove(data);
+    if (replaced) WriteFile(data, kContent);
+    const Status committed = live.Commit();
+    CHECK(committed.code() == -ESTALE);
+    CHECK(committed.message().find(DataName(Attempt(1), 0)) != std::string::npos);
+    CHECK(place.Scan().attempts.empty());
+    live.part.reset();  // what is not its own stays
+    CHECK(fs::exists(data) == replaced);
+    CHECK(Everything(place.journal).empty());
+  }
+}
+
+TEST_CASE("PartFiles.RemovingWaitsForNobodyAndLeavesWhatIsBeingSaved") {
+  Place place;
+  REQUIRE(Save(place.Options(0, 1, Attempt(1), 1)).ok());
+  Live live(place.Overwriting(0, 1, Attempt(2), 2));
+  bool all = true;
+  REQUIRE(RemoveCheckpoint(place.directory, "tag", &all).ok());
+  CHECK(!all);
+  CHECK(!IsWhole(place, 0, Attempt(1)));
+  REQUIRE(live.Commit().ok());
+  CHECK(live.IsComplete());
+  CHECK(IsWhole(place, 0, Attempt(2)));
+  REQUIRE(RemoveCheckpoint(place.directory, "tag", &all).ok());
+  CHECK(all);
+  CHECK(Everything(place.directory).empty());
+}
+
+// Two jobs of one user with one directory, and tags like step-100.
+TEST_CASE("PartFiles.AnotherJobsAttemptGoesOnlyToBeOverwritten") {
+  Place place;
+  const auto of_job = [](PartFiles::Options options, const std::string& job) {
+    options.head.job = job;
+    return options;
+  };
+  REQUIRE(Save(of_job(place.Options(0, 2, Attempt(1), 1), "a")).ok());  // its other rank is on its way
+  bool complete = false;
+  REQUIRE(Save(of_job(place.Options(0, 1, Attempt(2), 2), "b"), &complete).ok());
+  CHECK(complete);
+  CHECK(IsWhole(place, 0, Attempt(1)));
+  REQUIRE(Save(of_job(place.Options(1, 2, Attempt(1), 1), "a"), &complete).ok());
+  CHECK(!complete);  // "b" began later
+  CHECK(IsWhole(place, 0, Attempt(1)));
+  CHECK(IsWhole(place, 1, Attempt(1)));
+  CHECK(IsWhole(place, 0, Attempt(2)));
+  REQUIRE(Save(of_job(place.Overwriting(0, 1, Attempt(3), 3), "c"), &complete).ok());
+  CHECK(complete);
+  CHECK(Everything(place.directory).size() == 4);
+  CHECK(IsWhole(place, 0, Attempt(3)));
+}
+
+TEST_CASE("PartFiles.NothingEarlierGoesBeforeTheOtherRanksManifestsAreOnStorage") {
+  Place place;
+  for (uint32_t rank = 0; rank < 2; ++rank) REQUIRE(Save(place.Options(rank, 2, Attempt(1), 1)).ok());
+  Live zero(place.Overwriting(0, 2, Attempt(2), 2));
+  Live one(place.Overwriting(1, 2, Attempt(2), 2));
+  REQUIRE(zero.Commit().ok());
+  bool renamed = false, looked = false, complete = true, whole = false;
+  SetStepHook([&](std::string_view step, std::string_view shown) {
+    if (looked) return;
+    if (renamed && step == "sync_folder") {  // it has its name, and the folder is not synced yet
+      looked = true;
+      complete = zero.IsComplete();
+      whole = IsWhole(place, 0, Attempt(1)) && IsWhole(place, 1, Attempt(1));
+    }
+    renamed |= step == "rename" && shown.ends_with(ManifestName(Attempt(2)));
+  });
+  const Status committed = one.Commit();
+  SetStepHook(nullptr);
+  REQUIRE(committed.ok());
+  REQUIRE(looked);
+  CHECK(!complete);
+  CHECK(whole);
+  CHECK(one.IsComplete());  // who is done last sees it
+  CHECK(CompleteAttempt(place.Scan())->id == Attempt(2));
+  CHECK(!fs::exists(place.Part(0) + "/" + ManifestName(Attempt(1))));
+}
+
+TEST_CASE("PartFiles.AnOverwriteCountsWhateverTheClockAndTheStep") {
+  Place place;
+  REQUIRE(Save(place.Options(0, 1, Attempt(9), 1'000)).ok());
+  PartFiles::Options options = place.Overwriting(0, 1, Attempt(2), 5);  // of a node whose clock is behind
+  options.head.step = 3;                                                // that went back to an earlier step
+  bool complete = false;
+  REQUIRE(Save(std::move(options), &complete).ok());
+  CHECK(complete);
+  const FoundTag found = place.Scan();
+  REQUIRE(CompleteAttempt(found) != nullptr);
+  CHECK(CompleteAttempt(found)->id == Attempt(2));
+  CHECK(found.attempts.size() == 1);
+}
+
+TEST_CASE("PartFiles.AManifestWithoutItsDataKeepsNobodyFromSaving") {
+  Place place;
+  Live first(place.Options(0, 1, Attempt(1), 1));
+  Live second(place.Options(0, 1, Attempt(2), 2));
+  REQUIRE(second.Commit().ok());
+  REQUIRE(first.Commit().ok());  // both are complete
+  fs::remove(place.Part(0) + "/" + DataName(Attempt(2), 0));
+  CHECK(PartFiles::Begin(place.Options(0, 1, Attempt(3), 3)).status().code() == -EEXIST);
+  CHECK(IsWhole(place, 0, Attempt(1)));
+  fs::remove(place.Part(0) + "/" + DataName(Attempt(1), 0));
+  bool complete = false;
+  REQUIRE(Save(place.Options(0, 1, Attempt(3), 3), &complete).ok());
+  CHECK(complete);
+  CHECK(Everything(place.directory).size() == 4);
 }
 
 TEST_CASE("PartFiles.WhatAClientPassesIsWrittenAndOnlyIfItIsItsOwnEmptyFile") {

@@ -79,6 +79,7 @@ struct Saved {
     options.head.started_unix_ns = 1;
     options.journal_fd = journal.get();
     options.journal_shown = "journal";
+    options.working = [](int) -> Result<WorkingOrigin> { return Status::Invalid("there are no working files here"); };
     Result<std::unique_ptr<PartFiles>> part = PartFiles::Begin(options);
     INFO(part.status().message());
     REQUIRE(part.ok());
