@@ -189,7 +189,8 @@ Result<std::string> VerifyCheckpoint(const std::string& directory, const std::op
                {"problems", problems}});
 }
 
-Result<std::string> RemoveCheckpoint(const std::string& directory, const std::string& tag, bool* all) {
+Result<std::string> RemoveCheckpoint(const std::string& directory, const std::string& tag,
+                                     const WorkingHeaderReader& working, bool* all) {
   Result<UniqueFd> fd = OpenCheckpointDirectory(directory);
   if (!fd.ok()) return fd.status();
   if (!IsTag(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
@@ -222,7 +223,7 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
     }
     for (const AttemptId& attempt : attempts) {
       const Result<PartFiles::Removed> gone =
-          PartFiles::RemovePart(part->get(), {*rank, attempt, nullptr}, shown, &kept);
+          PartFiles::RemovePart(part->get(), {*rank, attempt, working, nullptr, nullptr}, shown, &kept);
       if (gone.ok()) removed += gone.value().files;
       if (!gone.ok()) kept.push_back(gone.status().message());
     }

@@ -22,6 +22,7 @@ Result<std::string> VerifyCheckpoint(const std::string& directory, const std::op
 
 // Removes everything of ours under a tag, complete or not; never what is being saved, what is somebody else's, nor what
 // is no part. JSON: {"directory", "tag", "removed", "kept"}.
-Result<std::string> RemoveCheckpoint(const std::string& directory, const std::string& tag, bool* all);
+Result<std::string> RemoveCheckpoint(const std::string& directory, const std::string& tag,
+                                     const WorkingHeaderReader& working, bool* all);
 
 }  // namespace mlpo

@@ -133,8 +133,18 @@ class Undo {
     return UndoNewManifest(part_fd, part + "/" + NewManifestName(record_.attempt));
   }
 
+  Status CheckHeader(int fd, const JournalRecord::File& file, const std::string& shown) const {
+    const Result<PartIdentity> identity = ReadPartHeader(fd, shown);
+    if (!identity.ok()) return identity.status();
+    const PartIdentity& found = identity.value();
+    if (found.attempt != record_.attempt || found.rank != record_.rank || found.index != file.index ||
+        found.job != record_.job || found.tag != record_.tag || found.uid != ::geteuid())
+      return Status::Invalid(shown + " has the header of another part");
+    return Status();
+  }
+
   // A record whose inode is not known was written before its file: then the header says whose it is. A file that never
-  // got its header is empty, and says nothing of itself.
+  // got its header, or lost it in a power cut, says nothing of itself.
   Status UndoFile(int part_fd, const JournalRecord::File& file, const std::string& name, const std::string& shown) {
     Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDONLY, shown);
     if (fd.status().os_errno() == ENOENT) return Status();
@@ -147,13 +157,11 @@ class Undo {
     if (file.working) {
       const Status right = working_(fd->get(), file.origin);
       if (!right.ok()) return Keep(shown + ": " + right.message());
-    } else if (st.st_size > 0 || file.inode != 0) {
-      const Result<PartIdentity> identity = ReadPartHeader(fd->get(), shown);
-      if (!identity.ok()) return Keep(identity.status().message());
-      const PartIdentity& found = identity.value();
-      if (found.attempt != record_.attempt || found.rank != record_.rank || found.index != file.index ||
-          found.job != record_.job || found.tag != record_.tag || found.uid != ::geteuid())
-        return Keep(shown + " has the header of another part");
+    } else {
+      const Result<bool> bare = file.inode == 0 ? LacksPartHeader(fd->get(), shown) : Result<bool>(false);
+      if (!bare.ok()) return Keep(bare.status().message());
+      const Status right = bare.value() ? Status() : CheckHeader(fd->get(), file, shown);
+      if (!right.ok()) return Keep(right.message());
     }
     return Remove(part_fd, name, shown, static_cast<uint64_t>(st.st_blocks) * 512);
   }

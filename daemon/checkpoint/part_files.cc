@@ -176,7 +176,7 @@ Status PartFiles::MakeWay() {
       return found == nullptr || !found->complete();
     };
     std::vector<std::string> kept;
-    const Result<Removed> removed = RemovePart(part_.get(), {options_.head.rank, attempt, may_go}, shown_, &kept);
+    const Result<Removed> removed = RemoveOther(part_.get(), {options_.head.rank, attempt, nullptr, may_go, nullptr}, shown_, &kept);
     if (!removed.ok()) return removed.status();
     if (removed.value().live && attempt == own)
       return Status(-EEXIST, shown_ + ": another process is saving a part under this attempt, " + AttemptText(own) +
@@ -480,11 +480,20 @@ Result<PartFiles::Removed> PartFiles::RemovePart(int part_fd, const Removal& rem
     if (!may.value()) return removed;
   }
 
+  // Nobody is about to write its header: its lock would be held.
+  const Result<bool> bare =
+      first && lock == FileLock::kTaken ? LacksPartHeader(first.get(), first_shown) : Result<bool>(false);
+  if (!bare.ok()) return bare.status();
+  const auto is_its = [&](const Result<PartIdentity>& found) {
+    return found.ok() && found.value().attempt == attempt && found.value().rank == removal.rank;
+  };
+
   struct Doomed {
     std::string name;
     int turn;  // manifests, data files, the first data file
   };
   std::vector<Doomed> doomed;
+  std::vector<JournalRecord::File> files;
   for (const std::string& name : names.value()) {
     const std::optional<PartFileName> parsed = ParsePartFileName(name);
     if (!parsed || parsed->attempt != attempt) continue;
@@ -502,26 +511,38 @@ Result<PartFiles::Removed> PartFiles::RemovePart(int part_fd, const Removal& rem
       doomed.push_back({name, 0});
       continue;
     }
-    // Its header says so, or the manifest that it was handed over; or it never got a header, and never will.
+    JournalRecord::File record{parsed->index, static_cast<uint64_t>(st.st_ino), false, {}};
     bool ours = false;
-    if (manifest.ok()) {
-      for (const PartFile& listed : manifest.value().files) ours |= listed.working && listed.index == parsed->index;
-    }
     if (parsed->index == 0) {
-      ours |= st.st_size == 0 && lock == FileLock::kTaken;
-      ours |= identity.ok() && identity.value().attempt == attempt && identity.value().rank == removal.rank;
-    } else if (!ours) {
-      Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDONLY, file);
+      ours = bare.value() || is_its(identity);
+      if (bare.value()) record.inode = 0;
+    } else {
+      // The manifest lists it, or, where that has gone already, its header is that of a working file of this daemon's
+      // and rank, under a name that has the attempt, or that of a part's file.
+      for (const PartFile& listed : manifest.ok() ? manifest.value().files : std::vector<PartFile>()) {
+        if (!listed.working || listed.index != parsed->index) continue;
+        record.origin = listed.origin;
+        ours = record.working = true;
+      }
+      Result<UniqueFd> fd = ours ? Result<UniqueFd>(UniqueFd()) : OpenFile(part_fd, name, O_RDONLY, file);
       if (fd.status().os_errno() == ENOENT) continue;
-      const Result<PartIdentity> other =
-          fd.ok() ? ReadPartHeader(fd->get(), file) : Result<PartIdentity>(fd.status());
-      ours = other.ok() && other.value().attempt == attempt && other.value().rank == removal.rank;
+      if (!ours && fd.ok()) {
+        const Result<WorkingOrigin> origin = removal.working(fd->get());
+        record.working = origin.ok() && origin.value().daemon_uid == ::geteuid() && origin.value().rank == removal.rank;
+        if (record.working) record.origin = origin.value();
+        ours = record.working || is_its(ReadPartHeader(fd->get(), file));
+      }
     }
     if (ours) {
       doomed.push_back({name, parsed->index == 0 ? 2 : 1});
+      files.push_back(record);
     } else {
       kept->push_back(file + " has not the header of its name");
     }
+  }
+  if (removal.before && !files.empty() && !known.job.empty()) {
+    const Status noted = removal.before(known.job, files);
+    if (!noted.ok()) return noted;
   }
   std::stable_sort(doomed.begin(), doomed.end(), [](const Doomed& a, const Doomed& b) { return a.turn < b.turn; });
   for (size_t i = 0; i < doomed.size(); ++i) {
@@ -532,6 +553,29 @@ Result<PartFiles::Removed> PartFiles::RemovePart(int part_fd, const Removal& rem
     if (!last_manifest) continue;
     const Status synced = SyncFolder(part_fd, shown);  // before any of its data goes
     if (!synced.ok()) return synced;
+  }
+  return removed;
+}
+
+Result<PartFiles::Removed> PartFiles::RemoveOther(int part_fd, Removal removal, const std::string& shown,
+                                                  std::vector<std::string>* kept) const {
+  JournalRecord record = record_;
+  record.rank = removal.rank;
+  record.attempt = removal.attempt;
+  bool noted = false;
+  removal.working = options_.working;
+  if (removal.attempt != options_.head.attempt) {  // which has its record
+    removal.before = [&](const std::string& job, const std::vector<JournalRecord::File>& files) {
+      record.job = job;
+      record.files = files;
+      noted = true;
+      return SaveJournal(options_.journal_fd, options_.journal_shown, record);
+    };
+  }
+  Result<Removed> removed = RemovePart(part_fd, removal, shown, kept);
+  if (noted && removed.ok()) {
+    const Status forgotten = RemoveJournal(options_.journal_fd, options_.journal_shown, record);
+    if (!forgotten.ok()) spdlog::warn("event=journal_left reason=\"{}\"", forgotten.message());
   }
   return removed;
 }
@@ -617,7 +661,7 @@ Status PartFiles::RemoveEarlier(const FoundTag& found, const FoundAttempt& own, 
         if (!known.job.empty() && known.job != options_.head.job && !options_.overwrite) return false;
         return earlier || !known.started_unix_ns || *known.started_unix_ns < own.head().started_unix_ns;
       };
-      const Result<Removed> removed = RemovePart(part->get(), {*rank, other, may_go}, shown, kept);
+      const Result<Removed> removed = RemoveOther(part->get(), {*rank, other, nullptr, may_go, nullptr}, shown, kept);
       if (!removed.ok()) kept->push_back(removed.status().message());
     }
     const Result<bool> emptied = RemoveEmptyFolder(tag_.get(), name, shown);

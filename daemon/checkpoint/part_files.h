@@ -83,8 +83,11 @@ class PartFiles {
   struct Removal {
     uint32_t rank = 0;
     AttemptId attempt;
+    WorkingHeaderReader working;
     // Asked when nobody can be saving it any more, before anything of it goes. nullptr: it goes in any case.
     std::function<Result<bool>(const Known& known)> may_go;
+    // Told the data files that are about to go, and whose they are. nullptr: nobody.
+    std::function<Status(const std::string& job, const std::vector<JournalRecord::File>& files)> before;
   };
   struct Removed {
     uint32_t files = 0;
@@ -108,6 +111,9 @@ class PartFiles {
   Status CheckNames() const;
   Result<bool> IsThere(const JournalRecord::File& file) const;
   Result<bool> IsSettled(const FoundAttempt& attempt) const;
+  // In the journal as long as it takes: what is without its manifest is no part any more, and nobody would look for it.
+  Result<Removed> RemoveOther(int part_fd, Removal removal, const std::string& shown,
+                              std::vector<std::string>* kept) const;
   Status RemoveEarlier(const FoundTag& found, const FoundAttempt& own, std::vector<std::string>* kept) const;
 
   Options options_;

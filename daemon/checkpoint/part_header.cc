@@ -1,8 +1,10 @@
 #include "daemon/checkpoint/part_header.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -88,19 +90,41 @@ Result<PartIdentity> ParsePartHeader(const PartHeader& bytes) {
   return identity;
 }
 
-Result<PartIdentity> ReadPartHeader(int fd, const std::string& shown) {
-  PartHeader page;
+namespace {
+
+// Up to as many bytes as there are: how many.
+Result<size_t> ReadPage(int fd, PartHeader* page, const std::string& shown) {
   size_t done = 0;
-  while (done < page.bytes.size()) {
-    const ssize_t got = ::pread(fd, page.bytes.data() + done, page.bytes.size() - done, static_cast<off_t>(done));
+  while (done < page->bytes.size()) {
+    const ssize_t got = ::pread(fd, page->bytes.data() + done, page->bytes.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return Status::Errno(errno, "reading the header of " + shown);
-    if (got == 0) return Status::Invalid(shown + " ends within its header");
+    if (got == 0) break;
     done += static_cast<size_t>(got);
   }
+  return done;
+}
+
+}  // namespace
+
+Result<PartIdentity> ReadPartHeader(int fd, const std::string& shown) {
+  PartHeader page;
+  const Result<size_t> got = ReadPage(fd, &page, shown);
+  if (!got.ok()) return got.status();
+  if (got.value() < page.bytes.size()) return Status::Invalid(shown + " ends within its header");
   Result<PartIdentity> identity = ParsePartHeader(page);
   if (!identity.ok()) return identity.status().Within(shown);
   return identity;
+}
+
+Result<bool> LacksPartHeader(int fd, const std::string& shown) {
+  struct stat st;
+  if (::fstat(fd, &st) != 0) return Status::Errno(errno, "looking at " + shown);
+  if (static_cast<uint64_t>(st.st_size) > kPartHeaderBytes) return false;
+  PartHeader page;
+  const Result<size_t> got = ReadPage(fd, &page, shown);
+  if (!got.ok()) return got.status();
+  return std::all_of(page.bytes.begin(), page.bytes.end(), [](std::byte byte) { return byte == std::byte{}; });
 }
 
 }  // namespace mlpo

@@ -37,5 +37,7 @@ PartHeader MakePartHeader(const PartIdentity& identity);
 Result<PartIdentity> ParsePartHeader(const PartHeader& page);
 // Reads the header of an open file. May block.
 Result<PartIdentity> ReadPartHeader(int fd, const std::string& shown);
+// Whether a file never got one: it is empty, or as many zeros, as a power cut leaves what was being written. May block.
+Result<bool> LacksPartHeader(int fd, const std::string& shown);
 
 }  // namespace mlpo

@@ -154,7 +154,7 @@ struct Live {
 Status NoWorkingFiles(int, const WorkingOrigin&) { return Status::Invalid("there are no working files here"); }
 
 // What a start does about what a dead daemon has left. Returns what it kept.
-std::vector<std::string> Recover(const Place& place) {
+std::vector<std::string> Recover(const Place& place, const WorkingHeaderCheck& working = NoWorkingFiles) {
   std::vector<std::string> strange, unfinished, kept;
   Result<std::vector<JournalRecord>> records =
       LoadJournal(place.journal_fd.get(), place.journal, &strange, &unfinished);
@@ -162,7 +162,7 @@ std::vector<std::string> Recover(const Place& place) {
   CHECK(strange == std::vector<std::string>());
   REQUIRE(RemoveUnfinished(place.journal_fd.get(), place.journal, unfinished).ok());
   for (const JournalRecord& record : *records) {
-    const Result<JournalOutcome> outcome = UndoPart(record, NoWorkingFiles, false);
+    const Result<JournalOutcome> outcome = UndoPart(record, working, false);
     INFO(outcome.status().message());
     REQUIRE(outcome.ok());
     for (const std::string& reason : outcome.value().kept) kept.push_back(reason);
@@ -191,6 +191,38 @@ std::set<std::string> Everything(const std::string& directory) {
 }
 
 void WriteFile(const std::string& name, const std::string& text) { std::ofstream(name, std::ios::binary) << text; }
+
+// A working file, as the next two tests know it, of this user's and rank 0.
+const std::string kWorking(2 * 4096, 'w');
+const WorkingOrigin kOrigin{"node", ::geteuid(), 2, "job", 0, 9};
+Result<WorkingOrigin> ReadWorking(int fd) {
+  char first = 0;
+  if (::pread(fd, &first, 1, 0) == 1 && first == 'w') return kOrigin;
+  return Status::Invalid("no working file");
+}
+
+// A live part that has had such a file handed over, as data file 1.
+Live WithWorkingFile(const Place& place, PartFiles::Options options) {
+  options.working = ReadWorking;
+  Live live(std::move(options));
+  WriteFile(place.scratch / "state", kWorking);
+  const UniqueFd from(::open(place.scratch.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const UniqueFd state(::open((place.scratch / "state").c_str(), O_RDWR | O_CLOEXEC));
+  bool moved = false;
+  REQUIRE(live.part->HandOver(from.get(), "state", state.get(), kOrigin, place.scratch / "state", &moved).ok());
+  return live;
+}
+
+Status CommitWithWorkingFile(Live& live) {
+  Manifest manifest = Filled();
+  PartFile file;
+  file.index = 1;
+  file.bytes = kWorking.size();
+  file.working = true;
+  file.origin = kOrigin;
+  manifest.files.push_back(file);
+  return live.part->Commit(&manifest);
+}
 
 // A child that does `work` and ends, as if killed, before the n-th step. How many steps it made; -1: it was stopped.
 int StepsBefore(int n, const std::function<Status()>& work) {
@@ -326,7 +358,9 @@ TEST_CASE("C19_KilledAtAnyStepOfAnOverwriteOneOfThemIsComplete") {
       const FoundAttempt* attempt = CompleteAttempt(found);
       REQUIRE(attempt != nullptr);
       CHECK(IsWhole(place, 0, attempt->id));
+      if (recovered) CHECK(found.unfinished.empty());  // of the one that was being removed, too
     }
+    CHECK(Everything(place.journal).empty());
     const bool done = IsWhole(place, 0, Attempt(2));
     CHECK(overwrite(place).code() == (done ? -EEXIST : 0));
     CHECK(IsWhole(place, 0, Attempt(2)));
@@ -490,13 +524,13 @@ TEST_CASE("PartFiles.RemovingWaitsForNobodyAndLeavesWhatIsBeingSaved") {
   REQUIRE(Save(place.Options(0, 1, Attempt(1), 1)).ok());
   Live live(place.Overwriting(0, 1, Attempt(2), 2));
   bool all = true;
-  REQUIRE(RemoveCheckpoint(place.directory, "tag", &all).ok());
+  REQUIRE(RemoveCheckpoint(place.directory, "tag", NoWorkingHeader, &all).ok());
   CHECK(!all);
   CHECK(!IsWhole(place, 0, Attempt(1)));
   REQUIRE(live.Commit().ok());
   CHECK(live.IsComplete());
   CHECK(IsWhole(place, 0, Attempt(2)));
-  REQUIRE(RemoveCheckpoint(place.directory, "tag", &all).ok());
+  REQUIRE(RemoveCheckpoint(place.directory, "tag", NoWorkingHeader, &all).ok());
   CHECK(all);
   CHECK(Everything(place.directory).empty());
 }
@@ -684,6 +718,98 @@ TEST_CASE("PartFiles.HandOverIsInTheJournalBeforeItHasItsName") {
     CHECK(!fs::exists(place.Part(0)));
   }
   CHECK(Everything(place.journal).empty());
+}
+
+TEST_CASE("PartFiles.AHandedOverFileWhoseManifestIsGoneCanBeRemoved") {
+  for (const bool by_hand : {true, false}) {
+    Place place;
+    {
+      Live live = WithWorkingFile(place, place.Options(0, 1, Attempt(1)));
+      REQUIRE(CommitWithWorkingFile(live).ok());
+      CHECK(live.IsComplete());
+    }
+    // A removal that was killed behind the manifest; without the first data file, too.
+    fs::remove(place.Part(0) + "/" + ManifestName(Attempt(1)));
+    fs::remove(place.Part(0) + "/" + DataName(Attempt(1), 0));
+    REQUIRE(fs::exists(place.Part(0) + "/" + DataName(Attempt(1), 1)));
+    if (by_hand) {
+      bool all = false;
+      REQUIRE(RemoveCheckpoint(place.directory, "tag", NoWorkingHeader, &all).ok());
+      CHECK(!all);
+      REQUIRE(RemoveCheckpoint(place.directory, "tag", ReadWorking, &all).ok());
+      CHECK(all);
+      CHECK(Everything(place.directory).empty());
+    } else {
+      PartFiles::Options options = place.Options(0, 1, Attempt(2), 2);
+      options.working = ReadWorking;
+      REQUIRE(Save(std::move(options)).ok());
+      CHECK(Everything(place.directory).size() == 4);
+    }
+  }
+}
+
+TEST_CASE("C19_KilledAtAnyStepOfARemovalNothingOfItStays") {
+  const auto removal = [](const Place& place) {
+    PartFiles::Options options = place.Overwriting(0, 1, Attempt(2), 2);
+    options.working = ReadWorking;
+    return Save(std::move(options));
+  };
+  const auto right = [](int, const WorkingOrigin& origin) {
+    return origin == kOrigin ? Status() : Status::Invalid("another");
+  };
+  const auto prepare = [](const Place& place) {
+    Live live = WithWorkingFile(place, place.Options(0, 1, Attempt(1)));
+    REQUIRE(CommitWithWorkingFile(live).ok());
+  };
+  int steps = 0, began = 0;
+  {
+    Place place;
+    prepare(place);
+    steps = StepsBefore(1000, [&] { return removal(place); });
+  }
+  for (int n = 0; n < steps; ++n) {
+    INFO("stopped before step " << n << " of " << steps);
+    Place place;
+    prepare(place);
+    REQUIRE(StepsBefore(n, [&] { return removal(place); }) == -1);
+    CHECK(Recover(place, right) == std::vector<std::string>());
+    const std::string part = place.Part(0) + "/";
+    const bool there = fs::exists(part + ManifestName(Attempt(1)));
+    CHECK(fs::exists(part + DataName(Attempt(1), 0)) == there);
+    CHECK(fs::exists(part + DataName(Attempt(1), 1)) == there);
+    CHECK((there || IsWhole(place, 0, Attempt(2))));
+    CHECK(Everything(place.journal).empty());
+    began += !there;
+  }
+  CHECK(began > 2);
+}
+
+// Without nameless files the record is older than the file: a power cut may leave a page of zeros.
+TEST_CASE("Journal.AFileThatNeverGotItsHeaderGoes") {
+  for (const std::string& content : {std::string(), std::string(4096, '\0'), std::string(4096, 'x')}) {
+    const bool ours = content.find('x') == std::string::npos;
+    Place place;
+    JournalRecord record;
+    record.directory = place.directory;
+    record.directory_inode = InodeOf(place.directory_fd.get(), place.directory).value();
+    record.job = "job";
+    record.tag = "tag";
+    record.attempt = Attempt(1);
+    record.files.push_back({});
+    fs::create_directories(place.Part(0));
+    WriteFile(place.Part(0) + "/" + DataName(Attempt(1), 0), content);
+    const Result<JournalOutcome> outcome = UndoPart(record, NoWorkingFiles, false);
+    REQUIRE(outcome.ok());
+    CHECK(outcome.value().kept.size() == (ours ? 0 : 1));
+    CHECK(fs::exists(place.directory + "/tag") == !ours);
+    // The next save of that rank may find it, too.
+    fs::create_directories(place.Part(0));
+    WriteFile(place.Part(0) + "/" + DataName(Attempt(1), 0), content);
+    fs::permissions(place.directory + "/tag", fs::perms::owner_all);
+    fs::permissions(place.Part(0), fs::perms::owner_all);
+    REQUIRE(Save(place.Options(0, 1, Attempt(2), 2)).ok());
+    CHECK(fs::exists(place.Part(0) + "/" + DataName(Attempt(1), 0)) == !ours);
+  }
 }
 
 TEST_CASE("C29_NothingOfAnybodyElseIsUsedOrRemoved") {

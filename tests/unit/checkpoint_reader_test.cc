@@ -37,6 +37,7 @@ constexpr uint64_t kNumel = 200'003;
 const AttemptId kAttempt{{1, 2, 3}};
 
 Status NoWorkingFiles(int, const WorkingOrigin&) { return Status::Invalid("there are no working files here"); }
+Result<WorkingOrigin> NoWorkingHeader(int) { return Status::Invalid("there are no working files here"); }
 
 TensorShard Range(uint64_t first, uint64_t count) {
   TensorShard shard;
@@ -79,7 +80,7 @@ struct Saved {
     options.head.started_unix_ns = 1;
     options.journal_fd = journal.get();
     options.journal_shown = "journal";
-    options.working = [](int) -> Result<WorkingOrigin> { return Status::Invalid("there are no working files here"); };
+    options.working = NoWorkingHeader;
     Result<std::unique_ptr<PartFiles>> part = PartFiles::Begin(options);
     INFO(part.status().message());
     REQUIRE(part.ok());
@@ -274,7 +275,7 @@ TEST_CASE("Inspect.ListsVerifiesAndRemoves") {
 
   std::ofstream(saved.directory + "/tag/notes") << "mine";
   bool all = true;
-  Result<std::string> text = RemoveCheckpoint(saved.directory, "tag", &all);
+  Result<std::string> text = RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all);
   REQUIRE(text.ok());
   CHECK(!all);
   CHECK(json::parse(text.value()).at("removed") == 6);
@@ -283,11 +284,11 @@ TEST_CASE("Inspect.ListsVerifiesAndRemoves") {
   CHECK(list().empty());
   CHECK(VerifyCheckpoint(saved.directory, "tag", NoWorkingFiles, &right).status().code() == -ENOENT);
   fs::remove(saved.directory + "/tag/notes");
-  text = RemoveCheckpoint(saved.directory, "tag", &all);
+  text = RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all);
   REQUIRE(text.ok());
   CHECK(all);
   CHECK(!fs::exists(saved.directory + "/tag"));
-  CHECK(RemoveCheckpoint(saved.directory, "../x", &all).status().code() == -EINVAL);
+  CHECK(RemoveCheckpoint(saved.directory, "../x", NoWorkingHeader, &all).status().code() == -EINVAL);
 }
 
 TEST_CASE("Inspect.ASaveThatWasCutIsIncomplete") {
@@ -301,7 +302,7 @@ TEST_CASE("Inspect.ASaveThatWasCutIsIncomplete") {
   const Status status = VerifyCheckpoint(saved.directory, std::nullopt, NoWorkingFiles, &right).status();
   CHECK(status.code() == -ENOENT);
   bool all = false;
-  REQUIRE(RemoveCheckpoint(saved.directory, "tag", &all).ok());
+  REQUIRE(RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all).ok());
   CHECK(all);
   CHECK(!fs::exists(saved.directory + "/tag"));
 }
