@@ -6,6 +6,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -191,6 +192,24 @@ Result<bool> IsNamed(int folder_fd, const std::string& name, int fd, const std::
     return named.st_dev == held.st_dev && named.st_ino == held.st_ino;
   if (errno == ENOENT) return false;
   return Error(errno, "looking at", shown);
+}
+
+Result<FolderMark> MarkOf(int folder_fd, const std::string& shown) {
+  struct stat st;
+  struct statfs fs;
+  if (::fstat(folder_fd, &st) != 0 || ::fstatfs(folder_fd, &fs) != 0) return Error(errno, "looking at", shown);
+  FolderMark mark;
+  mark.inode = st.st_ino;
+  static_assert(sizeof fs.f_fsid == sizeof mark.file_system);
+  std::memcpy(&mark.file_system, &fs.f_fsid, sizeof mark.file_system);
+  if (mark.file_system == 0) mark.file_system = static_cast<uint64_t>(fs.f_type);
+  return mark;
+}
+
+Result<FolderMark> MarkOfParent(int folder_fd, const std::string& shown) {
+  const UniqueFd parent(::openat(folder_fd, "..", O_PATH | O_DIRECTORY | O_CLOEXEC));
+  if (!parent) return Error(errno, "opening the folder above", shown);
+  return MarkOf(parent.get(), ParentOf(shown));
 }
 
 Result<FileLock> LockFile(int fd, bool shared, const std::string& shown) {

@@ -54,6 +54,17 @@ Result<uint64_t> InodeOf(int fd, const std::string& shown);
 // Whether the name in the folder is that of the open file; false if it is another's or nobody's.
 Result<bool> IsNamed(int folder_fd, const std::string& name, int fd, const std::string& shown);
 
+// Which folder it is, whatever stands under its name later: another one made there, another file system mounted there.
+// `file_system` may change with a restart of the machine (XFS), so that equal marks are one folder, and other ones may be.
+struct FolderMark {
+  uint64_t inode = 0;
+  uint64_t file_system = 0;  // statfs(2)'s number, its kind where it has none; never 0 of a folder that is there
+  bool operator==(const FolderMark&) const = default;
+};
+Result<FolderMark> MarkOf(int folder_fd, const std::string& shown);
+// Of the folder that this one is in.
+Result<FolderMark> MarkOfParent(int folder_fd, const std::string& shown);
+
 // flock(2): lets go with UnlockFile, with the last copy of the descriptor, or with the process. Never waits.
 enum class FileLock : uint8_t {
   kTaken,

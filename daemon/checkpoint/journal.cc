@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -38,7 +39,10 @@ json ToJson(const JournalRecord& record) {
   return {{"format", kFormat},
           {"version", kVersion},
           {"directory", NameToJson(record.directory)},
-          {"directory_inode", record.directory_inode},
+          {"directory_inode", record.mark.inode},
+          {"directory_file_system", record.mark.file_system},
+          {"parent_inode", record.parent.inode},
+          {"parent_file_system", record.parent.file_system},
           {"job", record.job},
           {"tag", record.tag},
           {"rank", record.rank},
@@ -53,7 +57,10 @@ Result<JournalRecord> FromText(const std::string& text, const std::string& who) 
     reader.Fail("is no record of a part in the making, of a format that is known");
   JournalRecord record;
   record.directory = reader.Name("directory");
-  record.directory_inode = reader.Whole("directory_inode", UINT64_MAX);
+  record.mark.inode = reader.Whole("directory_inode", UINT64_MAX);
+  record.mark.file_system = reader.Whole("directory_file_system", UINT64_MAX);
+  record.parent.inode = reader.Whole("parent_inode", UINT64_MAX);
+  record.parent.file_system = reader.Whole("parent_file_system", UINT64_MAX);
   record.job = reader.Text("job");
   record.tag = reader.Text("tag");
   record.rank = static_cast<uint32_t>(reader.Whole("rank", kMaxWorldSize));
@@ -90,14 +97,40 @@ class Undo {
 
   Result<JournalOutcome> Run() {
     Result<UniqueFd> directory = OpenCheckpointDirectory(record_.directory);
+    if (directory.status().os_errno() == ENOENT && IsRemoved()) return outcome_;
     if (!directory.ok()) return directory.status();
-    const Result<uint64_t> inode = InodeOf(directory->get(), record_.directory);
-    if (!inode.ok()) return inode.status();
-    if (inode.value() != record_.directory_inode)
-      return Status(-ESTALE, record_.directory + " is another directory than the one that a part was begun in");
+    const Result<FolderMark> mark = MarkOf(directory->get(), record_.directory);
+    if (!mark.ok()) return mark.status();
+    const Status another(-ESTALE,
+                         record_.directory + " is another directory than the one that a part was begun in, or another "
+                                             "file system is mounted there");
+    if (mark.value().inode != record_.mark.inode) return another;
+    // The roots of two file systems have one inode number. What is found is known by more than that, but what is not
+    // found may be on the other one.
+    const bool surely = mark.value() == record_.mark;
+    const Status undone = UndoIn(directory->get(), surely);
+    if (!undone.ok()) return undone;
+    const bool found = outcome_.committed || outcome_.removed > 0 || !outcome_.kept.empty();
+    if (!surely && !found) return another;
+    return outcome_;
+  }
+
+ private:
+  // The directory is not there: whether it has gone for good, not the file system that it is on.
+  bool IsRemoved() const {
+    std::string name = record_.directory;
+    while (name.size() > 1 && name.back() == '/') name.pop_back();
+    const std::string above = name.substr(0, std::max<size_t>(name.rfind('/'), 1));
+    const UniqueFd parent(::open(above.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!parent) return false;
+    const Result<FolderMark> mark = MarkOf(parent.get(), above);
+    return mark.ok() && mark.value() == record_.parent;
+  }
+
+  Status UndoIn(int directory_fd, bool surely) {
     const std::string tag = record_.directory + "/" + record_.tag;
-    Result<UniqueFd> tag_fd = OpenFolder(directory->get(), record_.tag, tag);
-    if (tag_fd.status().os_errno() == ENOENT) return outcome_;
+    Result<UniqueFd> tag_fd = OpenFolder(directory_fd, record_.tag, tag);
+    if (tag_fd.status().os_errno() == ENOENT) return Status();
     if (!tag_fd.ok()) return tag_fd.status();
     const std::string part_name = PartFolderName(record_.rank), part = tag + "/" + part_name;
     Result<UniqueFd> part_fd = OpenFolder(tag_fd->get(), part_name, part);
@@ -106,16 +139,14 @@ class Undo {
       const Status undone = UndoFiles(part_fd->get(), part);
       if (!undone.ok()) return undone;
     }
-    if (outcome_.committed || dry_run_) return outcome_;
+    if (outcome_.committed || dry_run_ || (!surely && outcome_.removed == 0)) return Status();
     // Folders in which others have something stay.
     const Result<bool> removed = RemoveEmptyFolder(tag_fd->get(), part_name, part);
     if (!removed.ok()) return removed.status();
-    const Result<bool> emptied = RemoveEmptyFolder(directory->get(), record_.tag, tag);
-    if (!emptied.ok()) return emptied.status();
-    return outcome_;
+    const Result<bool> emptied = RemoveEmptyFolder(directory_fd, record_.tag, tag);
+    return emptied.ok() ? Status() : emptied.status();
   }
 
- private:
   Status UndoFiles(int part_fd, const std::string& part) {
     const Result<Manifest> manifest = ReadManifest(part_fd, record_.attempt, part);
     outcome_.committed = manifest.ok();

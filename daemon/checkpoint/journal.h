@@ -15,6 +15,7 @@
 
 #include "daemon/base/status.h"
 #include "daemon/base/unique_fd.h"
+#include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/part_set.h"
 #include "daemon/types/gc_report.h"
 
@@ -29,8 +30,9 @@ struct JournalRecord {
     bool working = false;
     WorkingOrigin origin;  // of a working file
   };
-  std::string directory;         // absolute, as the client named it
-  uint64_t directory_inode = 0;  // another one under this name now is another directory
+  std::string directory;  // absolute, as the client named it
+  FolderMark mark;        // its: another one under this name now is another directory
+  FolderMark parent;      // of the folder that it is in; nothing if that could not be opened
   std::string job;
   std::string tag;
   uint32_t rank = 0;
@@ -61,7 +63,8 @@ struct JournalOutcome {
 };
 
 // Carries out a record of a daemon that is gone; `dry_run` only says what it would. The record itself stays: it goes,
-// by RemoveJournal, if nothing was kept. An error: the directory cannot be looked at now; try again later.
+// by RemoveJournal, if nothing was kept; so it does if the directory has been removed, and the one above is still the
+// same. An error: the directory cannot be looked at now, or is, perhaps, another one; try again later.
 Result<JournalOutcome> UndoPart(const JournalRecord& record, const WorkingHeaderCheck& working, bool dry_run);
 
 // What saves that are not under way any more have left in a journal.

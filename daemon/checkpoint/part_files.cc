@@ -110,10 +110,12 @@ Status PartFiles::OpenFolders() {
   Result<UniqueFd> directory = OpenCheckpointDirectory(options_.directory);
   if (!directory.ok()) return directory.status();
   directory_ = std::move(*directory);
-  const Result<uint64_t> inode = InodeOf(directory_.get(), options_.directory);
-  if (!inode.ok()) return inode.status();
+  const Result<FolderMark> mark = MarkOf(directory_.get(), options_.directory);
+  if (!mark.ok()) return mark.status();
+  const Result<FolderMark> parent = MarkOfParent(directory_.get(), options_.directory);
   record_.directory = options_.directory;
-  record_.directory_inode = inode.value();
+  record_.mark = mark.value();
+  record_.parent = parent.ok() ? parent.value() : FolderMark();  // it may be closed to us; then a record stays longer
   record_.job = head.job;
   record_.tag = head.tag;
   record_.rank = head.rank;

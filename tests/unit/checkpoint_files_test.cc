@@ -791,7 +791,7 @@ TEST_CASE("Journal.AFileThatNeverGotItsHeaderGoes") {
     Place place;
     JournalRecord record;
     record.directory = place.directory;
-    record.directory_inode = InodeOf(place.directory_fd.get(), place.directory).value();
+    record.mark = MarkOf(place.directory_fd.get(), place.directory).value();
     record.job = "job";
     record.tag = "tag";
     record.attempt = Attempt(1);
@@ -867,7 +867,7 @@ TEST_CASE("Journal.ARecordOfAnotherDirectoryUnderThatNameIsNotCarriedOut") {
   REQUIRE(records.ok());
   REQUIRE(records->size() == 1);
   JournalRecord record = (*records)[0];
-  ++record.directory_inode;
+  ++record.mark.inode;
   const std::set<std::string> before = Everything(place.directory);
   CHECK(UndoPart(record, NoWorkingFiles, false).status().code() == -ESTALE);
   CHECK(Everything(place.directory) == before);
@@ -879,6 +879,62 @@ TEST_CASE("Journal.ARecordOfAnotherDirectoryUnderThatNameIsNotCarriedOut") {
   WriteFile(place.journal + "/notes", "x");
   REQUIRE(LoadJournal(place.journal_fd.get(), place.journal, &strange, &unfinished).ok());
   CHECK(strange.size() == 1);
+}
+
+TEST_CASE("Journal.WhatIsNotFoundOnAnotherFileSystemIsNotDone") {
+  Place place;
+  JournalRecord record;
+  {
+    Live live(place.Options(0, 1, Attempt(1)));
+    std::vector<std::string> ignored;
+    const Result<std::vector<JournalRecord>> records =
+        LoadJournal(place.journal_fd.get(), place.journal, &ignored, &ignored);
+    REQUIRE(records.ok());
+    record = records.value().at(0);
+    CHECK(record.mark == MarkOf(place.directory_fd.get(), place.directory).value());
+  }
+  REQUIRE(Everything(place.directory).empty());
+  const auto undo = [&] { return UndoPart(record, NoWorkingFiles, false); };
+  CHECK(undo().ok());
+  // Its root has the same inode number; nothing of ours is there, but it may be on the one that is not mounted now.
+  ++record.mark.file_system;
+  CHECK(undo().status().code() == -ESTALE);
+  fs::create_directories(place.Part(0));
+  CHECK(undo().status().code() == -ESTALE);
+  CHECK(fs::exists(place.Part(0)));
+  // What is there, with inode and header, is ours, however the file system is called now.
+  fs::remove_all(place.directory + "/tag");
+  Live live(place.Options(0, 1, Attempt(1)));
+  struct stat st {};
+  REQUIRE(::fstat(live.part->data_fd(), &st) == 0);
+  record.files.at(0).inode = st.st_ino;
+  const Result<JournalOutcome> outcome = undo();
+  REQUIRE(outcome.ok());
+  CHECK(outcome.value().removed == 1);
+  CHECK(!fs::exists(place.directory + "/tag"));
+}
+
+TEST_CASE("Journal.ARecordOfADirectoryThatWasRemovedIsDone") {
+  Place place;
+  const std::string parent = place.scratch / "parent", directory = parent + "/checkpoints";
+  fs::create_directories(directory);
+  PartFiles::Options options = place.Options(0, 1, Attempt(1));
+  options.directory = directory;
+  Live live(std::move(options));
+  std::vector<std::string> ignored;
+  const Result<std::vector<JournalRecord>> records =
+      LoadJournal(place.journal_fd.get(), place.journal, &ignored, &ignored);
+  REQUIRE(records.ok());
+  const JournalRecord& record = records.value().at(0);
+  fs::remove_all(directory);
+  const Result<JournalOutcome> outcome = UndoPart(record, NoWorkingFiles, false);
+  REQUIRE(outcome.ok());
+  CHECK(outcome.value().kept.empty());
+  // Where the folder above is another one, a file system may be missing.
+  fs::rename(parent, parent + "-before");
+  CHECK(UndoPart(record, NoWorkingFiles, false).status().code() == -ENOENT);
+  fs::create_directory(parent);
+  CHECK(UndoPart(record, NoWorkingFiles, false).status().code() == -ENOENT);
 }
 
 TEST_CASE("PartSet.PartsThatContradictEachOtherAreNoCheckpoint") {
