@@ -41,9 +41,9 @@ Result<RestorePlan::Parts> ReadParts(int directory_fd, const std::string& direct
                                      const std::vector<std::vector<TargetTensor>>& subgroups) {
   const auto read = [&](const PartHead& head) -> Result<std::shared_ptr<const Manifest>> {
     const std::string tag = directory + "/" + head.tag, name = PartFolderName(head.rank);
-    Result<UniqueFd> tag_fd = OpenFolder(directory_fd, head.tag, tag);
+    Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, head.tag, tag);
     if (!tag_fd.ok()) return tag_fd.status();
-    Result<UniqueFd> part_fd = OpenFolder(tag_fd->get(), name, tag + "/" + name);
+    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, tag + "/" + name);
     if (!part_fd.ok()) return part_fd.status();
     Result<Manifest> manifest = ReadManifest(part_fd->get(), attempt.id, tag + "/" + name);
     if (!manifest.ok()) return manifest.status();
@@ -631,7 +631,12 @@ Result<CheckpointRuns::Parts> CheckpointRuns::FindParts(const SessionIdentity& i
   } else {
     const Result<std::vector<FoundTag>> tags = ScanDirectory(directory_fd->get(), directory);
     if (!tags.ok()) return tags.status();
-    if (const FoundTag* newest = NewestTag(tags.value())) found = *newest;
+    if (const FoundTag* newest = NewestTag(tags.value(), identity.job)) found = *newest;
+    const FoundAttempt* chosen = CompleteAttempt(found);
+    if (chosen != nullptr && chosen->head().job != identity.job) {
+      spdlog::warn("event=checkpoint_of_another_job job={} tag={} step={} reason=\"{} has none of this job, but of {}\"",
+                   identity.job, found.tag, chosen->head().step, directory, chosen->head().job);
+    }
   }
   const FoundAttempt* attempt = CompleteAttempt(found);
   if (attempt == nullptr) {

@@ -150,6 +150,27 @@ Result<UniqueFd> OpenFile(int folder_fd, const std::string& name, int flags, con
   return fd;
 }
 
+namespace {
+
+Result<UniqueFd> Believed(int parent_fd, Result<UniqueFd> fd, const std::string& shown) {
+  if (!fd.ok()) return fd;
+  struct stat above, st;
+  if (::fstat(parent_fd, &above) != 0 || ::fstat(fd->get(), &st) != 0) return Error(errno, "looking at", shown);
+  if (st.st_uid == ::geteuid() || st.st_uid == 0 || st.st_uid == above.st_uid) return fd;
+  return Status(-EPERM, shown + " belongs to uid " + std::to_string(st.st_uid) +
+                            ", who is neither this user, nor root, nor the owner of the folder that it is in");
+}
+
+}  // namespace
+
+Result<UniqueFd> OpenBelievedFolder(int parent_fd, const std::string& name, const std::string& shown) {
+  return Believed(parent_fd, OpenFolder(parent_fd, name, shown), shown);
+}
+
+Result<UniqueFd> OpenBelievedFile(int folder_fd, const std::string& name, int flags, const std::string& shown) {
+  return Believed(folder_fd, OpenFile(folder_fd, name, flags, shown), shown);
+}
+
 Result<UniqueFd> MakeNamelessFile(int folder_fd, const std::string& shown) {
   Step("make_nameless", shown);
   UniqueFd fd(::openat(folder_fd, ".", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600));
@@ -272,7 +293,7 @@ Result<std::string> ReadBeginning(int fd, size_t max_bytes, const std::string& s
 }
 
 Result<std::string> ReadText(int folder_fd, const std::string& name, uint64_t max_bytes, const std::string& shown) {
-  Result<UniqueFd> fd = OpenFile(folder_fd, name, O_RDONLY, shown);
+  Result<UniqueFd> fd = OpenBelievedFile(folder_fd, name, O_RDONLY, shown);
   if (!fd.ok()) return fd.status();
   struct stat st;
   if (::fstat(fd->get(), &st) != 0) return Error(errno, "looking at", shown);

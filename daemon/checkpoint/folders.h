@@ -42,6 +42,10 @@ Result<bool> RemoveEmptyFolder(int parent_fd, const std::string& name, const std
 
 // A regular file below, with these flags of open(2). EINVAL if it is none.
 Result<UniqueFd> OpenFile(int folder_fd, const std::string& name, int flags, const std::string& shown);
+// The same of what is to be believed: EPERM unless it belongs to this user, to root, or to who owns the folder above.
+// Anybody may have put something into a directory that a group can write to.
+Result<UniqueFd> OpenBelievedFolder(int parent_fd, const std::string& name, const std::string& shown);
+Result<UniqueFd> OpenBelievedFile(int folder_fd, const std::string& name, int flags, const std::string& shown);
 // A new file, mode 0600, for reading and writing: without a name yet (EOPNOTSUPP, EISDIR or the like where the file
 // system cannot), or with one (EEXIST if it is taken).
 Result<UniqueFd> MakeNamelessFile(int folder_fd, const std::string& shown);
@@ -77,7 +81,7 @@ Status UnlockFile(int fd, const std::string& shown);
 // All of it, whatever the kernel takes at a time. ENOSPC for a write of nothing.
 Status WriteAll(int fd, const void* data, size_t bytes, uint64_t offset, const std::string& shown);
 Status SyncData(int fd, const std::string& shown);
-// EINVAL if it has more than `max_bytes`.
+// Of a file that is to be believed. EINVAL if it has more than `max_bytes`.
 Result<std::string> ReadText(int folder_fd, const std::string& name, uint64_t max_bytes, const std::string& shown);
 // Of a file's beginning, as many bytes as there are.
 Result<std::string> ReadBeginning(int fd, size_t max_bytes, const std::string& shown);

@@ -28,10 +28,10 @@ std::string Dump(const json& value) { return value.dump(-1, ' ', false, kReplace
 
 Result<UniqueFd> OpenPart(int directory_fd, const std::string& directory, const PartHead& head, std::string* shown) {
   const std::string tag = directory + "/" + head.tag, name = PartFolderName(head.rank);
-  Result<UniqueFd> tag_fd = OpenFolder(directory_fd, head.tag, tag);
+  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, head.tag, tag);
   if (!tag_fd.ok()) return tag_fd;
   *shown = tag + "/" + name;
-  return OpenFolder(tag_fd->get(), name, *shown);
+  return OpenBelievedFolder(tag_fd->get(), name, *shown);
 }
 
 // The manifests of a complete attempt, and what is wrong with their files.
@@ -164,7 +164,7 @@ Result<std::string> VerifyCheckpoint(const std::string& directory, const std::op
   } else {
     const Result<std::vector<FoundTag>> tags = ScanDirectory(fd->get(), directory);
     if (!tags.ok()) return tags.status();
-    if (const FoundTag* newest = NewestTag(tags.value())) found = *newest;
+    if (const FoundTag* newest = NewestTag(tags.value(), "")) found = *newest;
   }
   const FoundAttempt* attempt = CompleteAttempt(found);
   if (attempt == nullptr) {

@@ -208,7 +208,7 @@ Status PartFiles::LookForComplete(std::set<AttemptId>* complete, std::set<Attemp
                                  std::to_string(attempt.head().step) + " and " +
                                  std::to_string(attempt.head().world_size) +
                                  " ranks: use another tag, or overwrite it");
-    if (whole.code() != -ENOENT && whole.code() != -EINVAL) return whole;
+    if (whole.code() != -ENOENT && whole.code() != -EINVAL && whole.code() != -EPERM) return whole;
     spdlog::warn("event=checkpoint_hollow tag={} attempt={} reason=\"{}\"", head.tag, AttemptText(attempt.id),
                  whole.message());
     hollow->insert(attempt.id);

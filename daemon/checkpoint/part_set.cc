@@ -26,7 +26,7 @@ Result<uint64_t> SizeOf(int fd, const std::string& shown) {
 
 // Its head, if the file is as long as that says.
 Result<PartHead> ReadHead(int part_fd, const std::string& name, const std::string& shown) {
-  Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDONLY, shown);
+  Result<UniqueFd> fd = OpenBelievedFile(part_fd, name, O_RDONLY, shown);
   if (!fd.ok()) return fd.status();
   const Result<std::string> beginning = ReadBeginning(fd->get(), kMaxHeadBytes, shown);
   if (!beginning.ok()) return beginning.status();
@@ -126,7 +126,7 @@ const FoundAttempt* CompleteAttempt(const FoundTag& found) {
 Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::string& shown) {
   const std::string shown_tag = shown + "/" + tag;
   if (!IsTag(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
-  Result<UniqueFd> tag_fd = OpenFolder(directory_fd, tag, shown_tag);
+  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, tag, shown_tag);
   if (!tag_fd.ok()) return tag_fd.status();
   const Result<std::vector<std::string>> names = ListFolder(tag_fd->get(), shown_tag);
   if (!names.ok()) return names.status();
@@ -140,7 +140,7 @@ Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::st
       found.strange.push_back(part + " is no part");
       continue;
     }
-    Result<UniqueFd> part_fd = OpenFolder(tag_fd->get(), name, part);
+    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, part);
     if (part_fd.status().os_errno() == ENOENT) continue;
     const Status scanned = part_fd.ok() ? ScanPart(part_fd->get(), *rank, part, &heads, &found) : part_fd.status();
     if (!scanned.ok()) found.strange.push_back(scanned.message());
@@ -170,11 +170,11 @@ Result<std::vector<FoundTag>> ScanDirectory(int directory_fd, const std::string&
   return all;
 }
 
-const FoundTag* NewestTag(const std::vector<FoundTag>& found) {
+const FoundTag* NewestTag(const std::vector<FoundTag>& found, const std::string& job) {
   const FoundTag* newest = nullptr;
-  const auto rank = [](const FoundTag& tag) {
-    const FoundAttempt* attempt = CompleteAttempt(tag);
-    return std::make_tuple(attempt->head().step, attempt->head().started_unix_ns, tag.tag);
+  const auto rank = [&](const FoundTag& tag) {
+    const PartHead& head = CompleteAttempt(tag)->head();
+    return std::make_tuple(head.job == job, head.step, head.started_unix_ns, tag.tag);
   };
   for (const FoundTag& tag : found) {
     if (CompleteAttempt(tag) != nullptr && (newest == nullptr || rank(tag) > rank(*newest))) newest = &tag;
@@ -219,7 +219,7 @@ Status CheckFile(int fd, const PartHead& head, const PartFile& file, const Worki
 Status CheckFiles(int part_fd, const Manifest& manifest, const WorkingHeaderCheck& working, const std::string& shown) {
   for (const PartFile& file : manifest.files) {
     const std::string name = DataName(manifest.head.attempt, file.index);
-    Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDONLY, shown + "/" + name);
+    Result<UniqueFd> fd = OpenBelievedFile(part_fd, name, O_RDONLY, shown + "/" + name);
     if (!fd.ok()) return fd.status();
     const Status right = CheckFile(fd->get(), manifest.head, file, working, shown + "/" + name);
     if (!right.ok()) return right;
@@ -230,11 +230,11 @@ Status CheckFiles(int part_fd, const Manifest& manifest, const WorkingHeaderChec
 Status CheckAttempt(int directory_fd, const FoundAttempt& attempt, const WorkingHeaderCheck& working,
                     const std::string& shown) {
   const std::string shown_tag = shown + "/" + attempt.head().tag;
-  Result<UniqueFd> tag_fd = OpenFolder(directory_fd, attempt.head().tag, shown_tag);
+  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, attempt.head().tag, shown_tag);
   if (!tag_fd.ok()) return tag_fd.status();
   for (const auto& [rank, head] : attempt.parts) {
     const std::string name = PartFolderName(rank), part = shown_tag + "/" + name;
-    Result<UniqueFd> part_fd = OpenFolder(tag_fd->get(), name, part);
+    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, part);
     if (!part_fd.ok()) return part_fd.status();
     const Result<Manifest> manifest = ReadManifest(part_fd->get(), attempt.id, part);
     if (!manifest.ok()) return manifest.status();

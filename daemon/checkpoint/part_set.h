@@ -29,7 +29,8 @@ struct FoundTag {
   std::string tag;
   std::vector<FoundAttempt> attempts;        // that have a manifest, the one that began first in front
   std::map<AttemptId, uint32_t> unfinished;  // data files of parts without a manifest
-  std::vector<std::string> strange;          // what is there and is not ours, or cannot be read; with the reason
+  // What is there and is not ours, is another user's who is not believed, or cannot be read; with the reason.
+  std::vector<std::string> strange;
 };
 
 // Heads of whatever parts, each with the rank of its folder.
@@ -43,12 +44,13 @@ const FoundAttempt* CompleteAttempt(const FoundTag& found);
 // The one with this id; nullptr if it has no manifest there.
 const FoundAttempt* FindAttempt(const FoundTag& found, const AttemptId& id);
 
-// Of one tag's folder. ENOENT if it is not there.
+// Of one tag's folder. ENOENT if it is not there, EPERM if it is that of somebody who is not believed.
 Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::string& shown);
 // Of all of a directory's folders whose names are tags and that have a part in them.
 Result<std::vector<FoundTag>> ScanDirectory(int directory_fd, const std::string& shown);
-// The one to go on with: the highest step, of equal ones the one that began last. nullptr if none is complete.
-const FoundTag* NewestTag(const std::vector<FoundTag>& found);
+// The one to go on with: of those of this job, if there are any, the one of the highest step, of equal ones that began
+// last. nullptr if none is complete.
+const FoundTag* NewestTag(const std::vector<FoundTag>& found, const std::string& job);
 
 // The manifest of one part, whole. `part_fd` is its folder.
 Result<Manifest> ReadManifest(int part_fd, const AttemptId& attempt, const std::string& shown);
