@@ -374,7 +374,10 @@ Status CheckpointRuns::ChooseWays(Run& run) {
     }
     run.ways[i] = *way;
   }
-  return Status();
+  // Before anybody stalls for it. What is on which path is known only when the state is taken: where something need not
+  // be copied, Allocate tells.
+  const bool all = std::all_of(run.ways.begin(), run.ways.end(), [](Way each) { return each == Way::kCopied; });
+  return all ? run.files->CheckRoom(run.save.bytes) : Status();
 }
 
 void CheckpointRuns::BeginTaking(const std::shared_ptr<Run>& run) {

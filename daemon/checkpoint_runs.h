@@ -77,6 +77,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
     uint64_t step = 0;
     AttemptId attempt;  // zero: chosen here
     bool overwrite = false;
+    uint64_t bytes = 0;       // that the state has at most
     uint32_t ranks_here = 0;  // of the job, connected to this daemon
     PassedFiles files;        // of a client of another user: its session has to see it to its end
   };

@@ -874,15 +874,16 @@ void Daemon::BeginCheckpoint(const SessionIdentity& identity, const CheckpointRe
   save.step = request.step;
   save.attempt = AttemptId{request.attempt};
   save.overwrite = request.overwrite;
+  const auto state = storages_.find(identity.id);
+  save.bytes = state == storages_.end() ? 0 : state->second->blocks * pool_->buffer_bytes();
   save.ranks_here = request.ranks_here;
   save.files = request.files;
-  checkpoints_->Begin(identity, save, [this, id = identity.id, done](Result<CheckpointRuns::Begun> begun) {
+  checkpoints_->Begin(identity, save, [bytes = save.bytes, done](Result<CheckpointRuns::Begun> begun) {
     if (!begun.ok()) return done(begun.status());
-    const auto storage = storages_.find(id);
     CheckpointBegun answer;
     answer.attempt = begun->attempt.bytes;
     answer.handle = begun->handle;
-    answer.bytes = storage == storages_.end() ? 0 : storage->second->blocks * pool_->buffer_bytes();
+    answer.bytes = bytes;
     done(answer);
   });
 }

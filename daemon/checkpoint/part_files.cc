@@ -1,8 +1,10 @@
 #include "daemon/checkpoint/part_files.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -42,6 +44,13 @@ WorkingHeaderCheck CheckBy(const WorkingHeaderReader& read) {
   };
 }
 
+// Whether what is written there stays in memory: that of the process that writes it, and as long as the machine runs.
+Result<bool> IsMemory(int fd, const std::string& shown) {
+  struct statfs fs;
+  if (::fstatfs(fd, &fs) != 0) return Status::Errno(errno, "looking at the file system of " + shown);
+  return fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC;
+}
+
 // What is removed under a save then is noticed at its commit only.
 void WarnOfNoLocks(const std::string& shown) {
   spdlog::warn("event=checkpoint_unlocked file=\"{}\" reason=\"its file system has no locks (flock): whoever removes "
@@ -65,7 +74,15 @@ Result<std::unique_ptr<PartFiles>> PartFiles::Begin(Options options) {
     status = part->OpenFolders();
     if (status.ok()) status = part->MakeWay();
     if (status.ok()) status = part->MakeDataFile();
-    if (status.ok()) return part;
+    if (status.ok()) {
+      const Result<bool> memory = IsMemory(part->data_.get(), part->shown_);
+      if (!memory.ok()) return memory.status();
+      if (memory.value())
+        spdlog::warn("event=checkpoint_in_memory directory=\"{}\" reason=\"its file system is memory: a checkpoint there "
+                     "counts as the daemon's, and is gone with the machine\"",
+                     part->options_.directory);
+      return part;
+    }
     if (status.os_errno() != ENOENT || !part->directory_) break;
     part->record_.files.clear();
     part->data_.reset();
@@ -92,6 +109,11 @@ Result<std::unique_ptr<PartFiles>> PartFiles::Adopt(Options options, UniqueFd da
     if (!right)
       return Status::Invalid(shown + " that was passed is no empty file of uid " + std::to_string(uid) +
                              " that is open for reading and writing");
+    const Result<bool> memory = IsMemory(fds[i], shown);
+    if (!memory.ok()) return memory.status();
+    if (memory.value())
+      return Status::Invalid(shown + " that was passed is memory (memfd, tmpfs or huge pages), which a checkpoint would "
+                                     "take from the daemon: pass a file on storage");
     inodes[i] = st.st_ino;
     devices[i] = st.st_dev;
   }
@@ -296,7 +318,16 @@ Status PartFiles::Allocate(uint64_t bytes) {
     if (::ftruncate(data_.get(), static_cast<off_t>(bytes)) == 0) return Status();
     error = errno;
   }
+  return NoRoom(error, bytes, FreeBytes());
+}
+
+Status PartFiles::CheckRoom(uint64_t bytes) const {
   const Result<uint64_t> free_bytes = FreeBytes();
+  if (!free_bytes.ok()) return free_bytes.status();
+  return free_bytes.value() >= bytes ? Status() : NoRoom(ENOSPC, bytes, free_bytes);
+}
+
+Status PartFiles::NoRoom(int error, uint64_t bytes, const Result<uint64_t>& free_bytes) const {
   return Status(-error, shown_ + " needs " + std::to_string(bytes) + " bytes, and its file system has " +
                             (free_bytes.ok() ? std::to_string(free_bytes.value()) : "?") + " free: " +
                             Status::Errno(error, "allocating").message() + "; free space there or save elsewhere");

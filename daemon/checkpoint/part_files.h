@@ -43,7 +43,7 @@ class PartFiles {
   static Result<std::unique_ptr<PartFiles>> Begin(Options options);
   // In files that a process of another user, `uid`, has opened: its own, empty, for reading and writing. It gives them
   // their names when they have been committed; until then they have none that counts, so there is no journal, and what
-  // else its directory has is its own affair. EINVAL if they are not such.
+  // else its directory has is its own affair. EINVAL if they are not such, or are memory: it would be the daemon's.
   static Result<std::unique_ptr<PartFiles>> Adopt(Options options, UniqueFd data, UniqueFd manifest, uint32_t uid);
   ~PartFiles();
   PartFiles(const PartFiles&) = delete;
@@ -52,8 +52,8 @@ class PartFiles {
   // The first data file, for spans from kPartHeaderBytes on.
   int data_fd() const { return data_.get(); }
   const std::string& shown() const { return shown_; }
-  // Free bytes of the file system, for this user.
-  Result<uint64_t> FreeBytes() const;
+  // ENOSPC with the figures if the file system has less than these bytes free for this user now.
+  Status CheckRoom(uint64_t bytes) const;
   // Makes the data file `bytes` long, header included, and room for all of it where the file system can. ENOSPC has the
   // figures.
   Status Allocate(uint64_t bytes);
@@ -108,6 +108,8 @@ class PartFiles {
   Status MakeNamedDataFile(const std::string& name, const std::string& shown);
   Status MakeHeader(int fd, const std::string& shown);
   Status Record() const;
+  Status NoRoom(int error, uint64_t bytes, const Result<uint64_t>& free_bytes) const;
+  Result<uint64_t> FreeBytes() const;
   Status CheckNames() const;
   Result<bool> IsThere(const JournalRecord::File& file) const;
   Result<bool> IsSettled(const FoundAttempt& attempt) const;

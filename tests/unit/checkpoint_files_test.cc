@@ -1,7 +1,10 @@
 // The files of a part on a real file system: what a process that dies at any step leaves, which checkpoints count, and
 // that nothing of anybody else's is used or removed.
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -640,6 +643,14 @@ TEST_CASE("PartFiles.WhatAClientPassesIsWrittenAndOnlyIfItIsItsOwnEmptyFile") {
   REQUIRE(::pipe2(pipe_fds, O_CLOEXEC) == 0);
   const UniqueFd other_end(pipe_fds[1]);
   CHECK(refused(UniqueFd(pipe_fds[0]), open("m"), uid));
+  // Memory that would count as the daemon's.
+  const auto memory = [] { return UniqueFd(::memfd_create("data", MFD_CLOEXEC)); };
+  CHECK(refused(memory(), open("m"), uid));
+  CHECK(refused(open("d"), memory(), uid));
+  CHECK(adopt(memory(), open("m"), uid).status().message().find("is memory") != std::string::npos);
+  struct statfs file_system {};
+  REQUIRE(::fstatfs(place.directory_fd.get(), &file_system) == 0);
+  if (file_system.f_type == TMPFS_MAGIC) return;  // and so is every file here
   {
     Result<std::unique_ptr<PartFiles>> given_up = adopt(open("d"), open("m"), uid);
     REQUIRE(given_up.ok());
@@ -663,6 +674,15 @@ TEST_CASE("PartFiles.WhatAClientPassesIsWrittenAndOnlyIfItIsItsOwnEmptyFile") {
   fs::rename(place.directory + "/m", place.Part(0) + "/" + ManifestName(Attempt(1)));
   CHECK(IsWhole(place, 0, Attempt(1)));
   CHECK(Everything(place.journal).empty());
+}
+
+TEST_CASE("PartFiles.SaysBeforehandWhetherThereIsRoom") {
+  Place place;
+  Live live(place.Options(0, 1, Attempt(1)));
+  CHECK(live.part->CheckRoom(4096).ok());
+  const Status none = live.part->CheckRoom(uint64_t{1} << 60);
+  CHECK(none.code() == -ENOSPC);
+  CHECK(none.message().find(std::to_string(uint64_t{1} << 60)) != std::string::npos);
 }
 
 TEST_CASE("PartFiles.HandOverIsInTheJournalBeforeItHasItsName") {
