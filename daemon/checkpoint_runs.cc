@@ -56,9 +56,7 @@ Result<RestorePlan::Parts> ReadParts(int directory_fd, const std::string& direct
   if (identity.world_size == attempt.head().world_size && own != attempt.parts.end()) {
     Result<std::shared_ptr<const Manifest>> part = read(own->second);
     if (!part.ok()) return part.status();
-    bool suffices = true;
-    for (const auto& tensors : subgroups) suffices = suffices && RestorePlan::Suffices(**part, tensors);
-    if (suffices) return RestorePlan::Parts{*part};
+    if (RestorePlan::Suffices(**part, subgroups)) return RestorePlan::Parts{*part};
   }
   for (const auto& [rank, head] : attempt.parts) {
     Result<std::shared_ptr<const Manifest>> part = read(head);
@@ -729,12 +727,14 @@ void CheckpointRuns::BeginRestoring(const SessionIdentity& identity, const Sourc
   for (const SubgroupSpec& spec : subgroups) targets.push_back(TargetsOf(spec));
   Result<Parts> found = source.files ? PassedParts(source.files) : FindParts(identity, source, targets);
   if (!found.ok()) return fail(found.status());
+  Result<std::vector<RestorePlan>> plans =
+      RestorePlan::Make(found->parts, identity.rank, identity.world_size, std::move(targets));
+  if (!plans.ok()) return fail(plans.status());
+  const auto open = std::make_shared<OpenParts>(found->open);
   std::map<SubgroupId, std::shared_ptr<PartReader>> readers;
   for (size_t i = 0; i < subgroups.size(); ++i) {
-    Result<RestorePlan> plan = RestorePlan::Make(found->parts, identity.rank, identity.world_size, targets[i]);
-    if (!plan.ok()) return fail(plan.status());
     readers[subgroups[i].id] =
-        std::make_shared<PartReader>(std::make_shared<const RestorePlan>(std::move(*plan)), found->open);
+        std::make_shared<PartReader>(std::make_shared<const RestorePlan>(std::move((*plans)[i])), open);
   }
   const PartHead& head = found->attempt.head();
   const Found answer{found->attempt.id, head.tag, head.step, head.world_size, handle};

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 
 #include "daemon/base/log.h"
 #include "daemon/checkpoint/block_hash.h"
@@ -16,6 +17,8 @@ namespace mlpo {
 namespace {
 
 constexpr size_t kMaxOpenFiles = 256;
+constexpr size_t kMaxRuns = 65536;  // that are collected before blocks are read: 2.5 MiB
+constexpr uint64_t kPieceBytes = kHashPieceElements * 4;
 
 Status ReadAll(int fd, std::byte* to, uint64_t bytes, uint64_t offset, const std::string& shown) {
   while (bytes > 0) {
@@ -36,42 +39,79 @@ std::string Plain(const std::string& name) {
   return plain;
 }
 
-}  // namespace
+using Buffer = std::vector<std::byte>;
+// Told each piece of each array, with the values that it was hashed from.
+using TakePiece = std::function<void(uint64_t piece, uint32_t array, const std::byte* values)>;
 
-namespace {
+uint64_t PiecesOfArray(const PartBlock& block) {
+  return (StoredArrayBytes(block.count) + kPieceBytes - 1) / kPieceBytes;
+}
 
-Result<uint64_t> HashStored(int fd, const PartBlock& block, const std::string& shown) {
-  constexpr uint64_t kPieceBytes = kHashPieceElements * 4;
-  const uint64_t array_bytes = StoredArrayBytes(block.count);
-  std::vector<std::byte> piece(std::min(kPieceBytes, array_bytes));
-  std::vector<uint64_t> hashes;
-  for (uint64_t at = 0; at < array_bytes; at += kPieceBytes) {
-    const uint64_t bytes = std::min(kPieceBytes, array_bytes - at);
-    for (uint32_t array = 0; array < block.stored; ++array) {
-      const Status read = ReadAll(fd, piece.data(), bytes, block.offset + array * array_bytes + at, shown);
-      if (!read.ok()) return read;
-      hashes.push_back(XXH3_64bits(piece.data(), bytes));
+// With the array's padding, if it is the last one. Its hash.
+Result<uint64_t> ReadPiece(int fd, const PartBlock& block, uint64_t piece, uint32_t array, Buffer* buffer,
+                           const std::string& shown) {
+  const uint64_t array_bytes = StoredArrayBytes(block.count), at = piece * kPieceBytes;
+  buffer->resize(std::min(kPieceBytes, array_bytes - at));
+  const Status read =
+      ReadAll(fd, buffer->data(), buffer->size(), block.offset + array * array_bytes + at, shown);
+  if (!read.ok()) return read;
+  return XXH3_64bits(buffer->data(), buffer->size());
+}
+
+// A bit that flipped on the way is not there the second time, if what is in the page cache is not asked again.
+void ForgetCached(int fd, uint64_t offset, uint64_t bytes, const std::string& shown) {
+  spdlog::warn("event=checkpoint_read_again file=\"{}\" offset={} bytes={}", shown, offset, bytes);
+  (void)::posix_fadvise(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_DONTNEED);  // advice
+}
+
+Status Damaged(uint64_t offset, uint64_t bytes, const std::string& shown) {
+  return Status(-EBADMSG, shown + " is damaged: " + std::to_string(bytes) + " bytes at " + std::to_string(offset) +
+                              " have another hash than the manifest says");
+}
+
+// All of a block that stores something, compared with its hash; once more if it has another. The hashes of its pieces.
+Result<std::vector<uint64_t>> ReadBlock(int fd, const PartBlock& block, const TakePiece& take,
+                                        const std::string& shown) {
+  Buffer buffer;
+  for (int reading = 1; reading <= 2; ++reading) {
+    std::vector<uint64_t> hashes;
+    for (uint64_t piece = 0; piece < PiecesOfArray(block); ++piece) {
+      for (uint32_t array = 0; array < block.stored; ++array) {
+        const Result<uint64_t> hash = ReadPiece(fd, block, piece, array, &buffer, shown);
+        if (!hash.ok()) return hash.status();
+        hashes.push_back(hash.value());
+        if (take) take(piece, array, buffer.data());
+      }
     }
+    if (HashOfPieces(hashes) == block.hash) return hashes;
+    if (reading == 1) ForgetCached(fd, block.offset, StoredBytes(block), shown);
   }
-  return HashOfPieces(hashes);
+  return Damaged(block.offset, StoredBytes(block), shown);
+}
+
+// Of a block that has been compared, one piece of all arrays, likewise.
+Status ReadKnownPiece(int fd, const PartBlock& block, uint64_t piece, const std::vector<uint64_t>& known,
+                      const TakePiece& take, Buffer* buffer, const std::string& shown) {
+  for (uint32_t array = 0; array < block.stored; ++array) {
+    for (int reading = 1;; ++reading) {
+      const Result<uint64_t> hash = ReadPiece(fd, block, piece, array, buffer, shown);
+      if (!hash.ok()) return hash.status();
+      if (hash.value() == known[piece * block.stored + array]) break;
+      const uint64_t offset = block.offset + array * StoredArrayBytes(block.count) + piece * kPieceBytes;
+      if (reading == 2) return Damaged(offset, buffer->size(), shown);
+      ForgetCached(fd, offset, buffer->size(), shown);
+    }
+    take(piece, array, buffer->data());
+  }
+  return Status();
 }
 
 }  // namespace
 
-// A bit that flipped on the way is not there the second time, if what is in the page cache is not asked again.
 Status CheckStoredBlock(int fd, const PartBlock& block, const std::string& shown) {
   if (block.stored == kStoredNothing) return Status();
-  for (int reading = 1; reading <= 2; ++reading) {
-    const Result<uint64_t> hash = HashStored(fd, block, shown);
-    if (!hash.ok()) return hash.status();
-    if (hash.value() == block.hash) return Status();
-    if (reading == 2) break;
-    spdlog::warn("event=checkpoint_read_again file=\"{}\" offset={} bytes={}", shown, block.offset, StoredBytes(block));
-    (void)::posix_fadvise(fd, static_cast<off_t>(block.offset), static_cast<off_t>(StoredBytes(block)),
-                          POSIX_FADV_DONTNEED);  // advice
-  }
-  return Status(-EBADMSG, shown + " is damaged: " + std::to_string(StoredBytes(block)) + " bytes at " +
-                              std::to_string(block.offset) + " have another hash than the manifest says");
+  const Result<std::vector<uint64_t>> read = ReadBlock(fd, block, nullptr, shown);
+  return read.ok() ? Status() : read.status();
 }
 
 PartFileOpener FolderOpener(const std::string& directory, RestorePlan::Parts parts) {
@@ -90,15 +130,6 @@ PartFileOpener FolderOpener(const std::string& directory, RestorePlan::Parts par
   };
 }
 
-PartReader::PartReader(std::shared_ptr<const RestorePlan> plan, PartFileOpener open)
-    : plan_(std::move(plan)), open_(std::move(open)) {
-  for (const auto& part : plan_->parts()) {
-    checked_.emplace_back();
-    for (const PartSubgroup& subgroup : part->subgroups)
-      checked_.back().push_back(std::make_unique<std::atomic<bool>[]>(subgroup.blocks.size()));
-  }
-}
-
 std::string PartReader::Shown(const SourceRun& run) const {
   const Manifest& part = *plan_->parts()[run.part];
   const PartSubgroup& subgroup = part.subgroups[run.subgroup];
@@ -108,7 +139,7 @@ std::string PartReader::Shown(const SourceRun& run) const {
 }
 
 // The lock is not held while a file is opened: that may hang.
-Result<std::shared_ptr<const UniqueFd>> PartReader::FileOf(uint32_t part, uint32_t file) {
+Result<std::shared_ptr<const UniqueFd>> OpenParts::FileOf(uint32_t part, uint32_t file) {
   const Key key{part, file};
   {
     std::lock_guard guard(mutex_);
@@ -131,43 +162,102 @@ Result<std::shared_ptr<const UniqueFd>> PartReader::FileOf(uint32_t part, uint32
   return fd;
 }
 
+OpenParts::Pieces OpenParts::PiecesOf(const BlockKey& block) {
+  std::lock_guard guard(mutex_);
+  const auto found = pieces_.find(block);
+  return found == pieces_.end() ? nullptr : found->second;
+}
+
+void OpenParts::Keep(const BlockKey& block, Pieces pieces) {
+  std::lock_guard guard(mutex_);
+  pieces_.emplace(block, std::move(pieces));
+}
+
 Status PartReader::Fill(uint64_t first, uint64_t count, const Target& target, uint8_t* stored) {
   *stored = kStoredNothing;
+  std::map<OpenParts::BlockKey, std::vector<SourceRun>> wanted;  // so that each block is read once
+  size_t runs = 0;
   Status status;
+  const auto fill = [&] {
+    for (auto& [block, of_block] : wanted) {
+      if (status.ok()) status = FillFrom(of_block, first, target, stored);
+    }
+    wanted.clear();
+    runs = 0;
+  };
   plan_->ForEachRun(first, first + count, [&](const SourceRun& run) {
-    if (status.ok()) status = FillRun(run, first, target, stored);
+    if (!status.ok()) return;
+    wanted[{run.part, run.subgroup, run.block}].push_back(run);
+    if (++runs == kMaxRuns) fill();
   });
+  fill();
   return status;
 }
 
-Status PartReader::FillRun(const SourceRun& run, uint64_t first, const Target& target, uint8_t* stored) {
-  const PartBlock& block = plan_->block(run);
-  const uint64_t at = (run.to - first) * 4, bytes = run.count * 4;
-  if (block.stored == kStoredNothing) {
-    for (std::byte* array : target.arrays) std::memset(array + at, 0, bytes);
+Status PartReader::FillFrom(std::vector<SourceRun>& runs, uint64_t first, const Target& target, uint8_t* stored) {
+  const SourceRun& any = runs.front();
+  const PartBlock& block = plan_->block(any);
+  for (uint32_t array = block.stored; array < 3; ++array) {
+    for (const SourceRun& run : runs) std::memset(target.arrays[array] + (run.to - first) * 4, 0, run.count * 4);
+  }
+  if (block.stored == kStoredNothing) return Status();
+  const std::string shown = Shown(any);
+  const Result<std::shared_ptr<const UniqueFd>> file = open_->FileOf(any.part, block.file);
+  if (!file.ok()) return file.status().Within(shown);
+  *stored = std::max(*stored, block.stored);
+  if (plan_->parts()[any.part]->hashed) {
+    std::sort(runs.begin(), runs.end(), [](const SourceRun& a, const SourceRun& b) { return a.from < b.from; });
+    return FillHashed(file.value(), runs, first, target);
+  }
+  for (const SourceRun& run : runs) {
+    for (uint32_t array = 0; array < block.stored; ++array) {
+      std::byte* const to = target.arrays[array] + (run.to - first) * 4;
+      const Status read =
+          ReadAll(file.value()->get(), to, run.count * 4, RestorePlan::SourceOffset(block, array, run.from), shown);
+      if (!read.ok()) return read;
+      open_->CountRead(run.count * 4);
+    }
+  }
+  return Status();
+}
+
+// `runs` are in ascending order of `from`, and no element of the block is in two of them: a tensor's elements are named
+// once.
+Status PartReader::FillHashed(const std::shared_ptr<const UniqueFd>& file, const std::vector<SourceRun>& runs,
+                              uint64_t first, const Target& target) {
+  const SourceRun& any = runs.front();
+  const PartBlock& block = plan_->block(any);
+  const TakePiece take = [&](uint64_t piece, uint32_t array, const std::byte* values) {
+    const uint64_t begin = piece * kHashPieceElements, end = begin + kHashPieceElements;
+    auto run = std::partition_point(runs.begin(), runs.end(),
+                                    [&](const SourceRun& each) { return each.from + each.count <= begin; });
+    for (; run != runs.end() && run->from < end; ++run) {
+      const uint64_t from = std::max(begin, run->from), stop = std::min(end, run->from + run->count);
+      std::memcpy(target.arrays[array] + (run->to - first + from - run->from) * 4, values + (from - begin) * 4,
+                  (stop - from) * 4);
+    }
+  };
+  const OpenParts::BlockKey key{any.part, any.subgroup, any.block};
+  const OpenParts::Pieces known = open_->PiecesOf(key);
+  if (!known) {
+    Result<std::vector<uint64_t>> read = ReadBlock(file->get(), block, take, Shown(any));
+    if (!read.ok()) return read.status();
+    open_->CountRead(StoredBytes(block));
+    uint64_t used = 0;
+    for (const SourceRun& run : runs) used += run.count;
+    if (used < block.count) open_->Keep(key, std::make_shared<const std::vector<uint64_t>>(std::move(*read)));
     return Status();
   }
-  const Result<std::shared_ptr<const UniqueFd>> file = FileOf(run.part, block.file);
-  if (!file.ok()) return file.status().Within(Shown(run));
-  const int fd = file.value()->get();
-  std::atomic<bool>& checked = checked_[run.part][run.subgroup][run.block];
-  if (plan_->parts()[run.part]->hashed && !checked.load(std::memory_order_relaxed)) {
-    const Status right = CheckStoredBlock(fd, block, Shown(run));
-    if (!right.ok()) return right;
-    checked.store(true, std::memory_order_relaxed);
-    read_bytes_.fetch_add(StoredBytes(block), std::memory_order_relaxed);
-  }
-  for (uint32_t array = 0; array < 3; ++array) {
-    if (!RestorePlan::IsStored(block, array)) {
-      std::memset(target.arrays[array] + at, 0, bytes);
-      continue;
+  Buffer buffer;
+  uint64_t next = 0;  // piece that has not been read
+  for (const SourceRun& run : runs) {
+    const uint64_t last = (run.from + run.count - 1) / kHashPieceElements;
+    for (next = std::max(next, run.from / kHashPieceElements); next <= last; ++next) {
+      const Status read = ReadKnownPiece(file->get(), block, next, *known, take, &buffer, Shown(any));
+      if (!read.ok()) return read;
+      open_->CountRead(buffer.size() * block.stored);
     }
-    const uint64_t from = RestorePlan::SourceOffset(block, array, run.from);
-    const Status read = ReadAll(fd, target.arrays[array] + at, bytes, from, Shown(run));
-    if (!read.ok()) return read;
-    read_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
-  *stored = std::max(*stored, block.stored);
   return Status();
 }
 

@@ -1,8 +1,10 @@
-// PartReader: fills blocks from the parts of a checkpoint, as a plan says, and compares what it reads with its hashes.
+// PartReader: fills blocks of one subgroup from the parts of a checkpoint, as a plan says, and compares what it reads with
+// its hashes.
 //
-// A stored block is read whole and compared the first time that anything of it is needed; after that only what is
-// needed is read, most often from the page cache. So however tensors are cut, no value is taken from a block that has
-// changed. Thread-safe: several threads fill blocks at a time; each call blocks on storage and needs a piece's memory.
+// What has been compared is what is used: values are taken from the memory that was hashed, and never read again without
+// being compared again. A stored block that is needed in pieces is read whole the first time; then the hashes of its
+// pieces of 65536 elements are known, and after that only the pieces that are needed are read and compared. Thread-safe:
+// several threads fill blocks at a time; each call blocks on storage and needs a piece's memory.
 #pragma once
 
 #include <atomic>
@@ -14,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -32,20 +35,22 @@ using PartFileOpener = std::function<Result<UniqueFd>(uint32_t part, uint32_t fi
 // Files below <directory>/<tag>, which this process may read itself.
 PartFileOpener FolderOpener(const std::string& directory, RestorePlan::Parts parts);
 
-class PartReader {
+// What all readers of one restore have together: open files, and hashes of pieces. Thread-safe.
+class OpenParts {
  public:
-  // Where a block's elements go: three arrays of as many FP32 values.
-  struct Target {
-    std::byte* arrays[3] = {};
-  };
+  using BlockKey = std::tuple<uint32_t, uint32_t, uint32_t>;  // places of part, subgroup and block in the plan's parts
+  using Pieces = std::shared_ptr<const std::vector<uint64_t>>;
 
-  PartReader(std::shared_ptr<const RestorePlan> plan, PartFileOpener open);
+  explicit OpenParts(PartFileOpener open) : open_(std::move(open)) {}
+  OpenParts(const OpenParts&) = delete;
+  OpenParts& operator=(const OpenParts&) = delete;
 
-  // Elements [first, first + count) of the plan's subgroup. *stored: which arrays may have something else than zeros,
-  // as in PartBlock. The error names file, subgroup and block.
-  Status Fill(uint64_t first, uint64_t count, const Target& target, uint8_t* stored);
+  Result<std::shared_ptr<const UniqueFd>> FileOf(uint32_t part, uint32_t file);
+  // Of a block that has been compared, in the order of block_hash.h; nullptr: of one that has not.
+  Pieces PiecesOf(const BlockKey& block);
+  void Keep(const BlockKey& block, Pieces pieces);
 
-  const RestorePlan& plan() const { return *plan_; }
+  void CountRead(uint64_t bytes) { read_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   uint64_t read_bytes() const { return read_bytes_.load(std::memory_order_relaxed); }
 
  private:
@@ -55,18 +60,39 @@ class PartReader {
     std::list<Key>::iterator used;
   };
 
-  Result<std::shared_ptr<const UniqueFd>> FileOf(uint32_t part, uint32_t file);
-  Status FillRun(const SourceRun& run, uint64_t first, const Target& target, uint8_t* stored);
+  const PartFileOpener open_;
+  std::atomic<uint64_t> read_bytes_{0};
+  std::mutex mutex_;
+  std::map<Key, OpenFile> files_;     // guarded by mutex_
+  std::list<Key> by_use_;             // likewise; the one used last at the back
+  std::map<BlockKey, Pieces> pieces_;  // likewise
+};
+
+class PartReader {
+ public:
+  // Where a block's elements go: three arrays of as many FP32 values.
+  struct Target {
+    std::byte* arrays[3] = {};
+  };
+
+  PartReader(std::shared_ptr<const RestorePlan> plan, std::shared_ptr<OpenParts> open)
+      : plan_(std::move(plan)), open_(std::move(open)) {}
+
+  // Elements [first, first + count) of the plan's subgroup. *stored: which arrays may have something else than zeros,
+  // as in PartBlock. The error names file, subgroup and block; what is in the target then is worth nothing.
+  Status Fill(uint64_t first, uint64_t count, const Target& target, uint8_t* stored);
+
+  const RestorePlan& plan() const { return *plan_; }
+
+ private:
+  // `runs`: of one stored block.
+  Status FillFrom(std::vector<SourceRun>& runs, uint64_t first, const Target& target, uint8_t* stored);
+  Status FillHashed(const std::shared_ptr<const UniqueFd>& file, const std::vector<SourceRun>& runs, uint64_t first,
+                    const Target& target);
   std::string Shown(const SourceRun& run) const;
 
   const std::shared_ptr<const RestorePlan> plan_;
-  const PartFileOpener open_;
-  std::atomic<uint64_t> read_bytes_{0};
-  // Blocks that have been compared. Relaxed: who does not see it compares once more.
-  std::vector<std::vector<std::unique_ptr<std::atomic<bool>[]>>> checked_;  // by part and subgroup
-  std::mutex mutex_;
-  std::map<Key, OpenFile> files_;  // guarded by mutex_
-  std::list<Key> by_use_;          // guarded by mutex_; the one used last at the back
+  const std::shared_ptr<OpenParts> open_;
 };
 
 }  // namespace mlpo

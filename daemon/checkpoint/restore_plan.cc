@@ -1,7 +1,10 @@
 #include "daemon/checkpoint/restore_plan.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "daemon/base/check.h"
@@ -27,33 +30,34 @@ std::string ShapeText(const std::vector<uint64_t>& shape) {
 
 }  // namespace
 
-bool RestorePlan::Suffices(const Manifest& part, const std::vector<TargetTensor>& tensors) {
-  std::map<std::string, const TensorShard*> held;
+bool RestorePlan::Suffices(const Manifest& part, const Subgroups& subgroups) {
+  std::map<std::string_view, const TensorShard*> held;
   for (const PartSubgroup& subgroup : part.subgroups) {
     for (const PartTensor& tensor : subgroup.tensors) held[tensor.name] = &tensor.shard;
   }
-  return std::all_of(tensors.begin(), tensors.end(), [&](const TargetTensor& tensor) {
+  const auto has = [&](const TargetTensor& tensor) {
     const auto found = held.find(tensor.name);
     return found != held.end() && *found->second == tensor.shard;
+  };
+  return std::all_of(subgroups.begin(), subgroups.end(), [&](const std::vector<TargetTensor>& tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), has);
   });
 }
 
-Result<RestorePlan> RestorePlan::Make(Parts parts, uint32_t rank, uint32_t world_size,
-                                      std::vector<TargetTensor> tensors) {
+Result<std::vector<RestorePlan>> RestorePlan::Make(Parts parts, uint32_t rank, uint32_t world_size,
+                                                   Subgroups subgroups) {
   MLPO_CHECK(!parts.empty());
-  const PartHead& head = parts.front()->head;
-  RestorePlan plan;
-  plan.parts_ = std::move(parts);
-  plan.tensors_ = std::move(tensors);
-  std::sort(plan.tensors_.begin(), plan.tensors_.end(),
-            [](const TargetTensor& a, const TargetTensor& b) { return a.first < b.first; });
-  const bool all = plan.parts_.size() == head.world_size;
+  const auto shared = std::make_shared<const Parts>(std::move(parts));
+  const PartHead& head = shared->front()->head;
+  const bool all = shared->size() == head.world_size;
   const uint32_t own = world_size == head.world_size ? rank : kNoRank;
 
-  std::map<std::string, std::vector<Source>> wanted;
-  for (const TargetTensor& tensor : plan.tensors_) wanted[tensor.name];
-  for (uint32_t p = 0; p < plan.parts_.size(); ++p) {
-    const Manifest& part = *plan.parts_[p];
+  std::map<std::string, std::vector<Source>, std::less<>> wanted;
+  for (const std::vector<TargetTensor>& tensors : subgroups) {
+    for (const TargetTensor& tensor : tensors) wanted[tensor.name];
+  }
+  for (uint32_t p = 0; p < shared->size(); ++p) {
+    const Manifest& part = *(*shared)[p];
     for (uint32_t s = 0; s < part.subgroups.size(); ++s) {
       uint64_t first = 0;
       for (uint32_t t = 0; t < part.subgroups[s].tensors.size(); ++t) {
@@ -64,11 +68,20 @@ Result<RestorePlan> RestorePlan::Make(Parts parts, uint32_t rank, uint32_t world
       }
     }
   }
-  for (const TargetTensor& tensor : plan.tensors_) {
-    const Status chosen = plan.Choose(tensor, own, all, wanted[tensor.name]);
-    if (!chosen.ok()) return chosen.Within("checkpoint '" + head.tag + "'");
+  std::vector<RestorePlan> plans;
+  for (std::vector<TargetTensor>& tensors : subgroups) {
+    RestorePlan plan;
+    plan.parts_ = shared;
+    plan.tensors_ = std::move(tensors);
+    std::sort(plan.tensors_.begin(), plan.tensors_.end(),
+              [](const TargetTensor& a, const TargetTensor& b) { return a.first < b.first; });
+    for (const TargetTensor& tensor : plan.tensors_) {
+      const Status chosen = plan.Choose(tensor, own, all, wanted[tensor.name]);
+      if (!chosen.ok()) return chosen.Within("checkpoint '" + head.tag + "'");
+    }
+    plans.push_back(std::move(plan));
   }
-  return plan;
+  return plans;
 }
 
 // Whether two shards that are alike have the same content, as far as it can be told without reading it: updates, and
@@ -76,7 +89,7 @@ Result<RestorePlan> RestorePlan::Make(Parts parts, uint32_t rank, uint32_t world
 bool RestorePlan::AreCopies(const Source& a, const Source& b) const {
   const PartTensor& tensor = TensorOf(a);
   if (tensor.step != TensorOf(b).step) return false;
-  const Manifest &of_a = *parts_[a.part], &of_b = *parts_[b.part];
+  const Manifest &of_a = *parts()[a.part], &of_b = *parts()[b.part];
   const std::vector<PartBlock>& blocks_a = of_a.subgroups[a.subgroup].blocks;
   const std::vector<PartBlock>& blocks_b = of_b.subgroups[b.subgroup].blocks;
   if (!of_a.hashed || !of_b.hashed || a.first != b.first || blocks_a.size() != blocks_b.size()) return true;
@@ -95,18 +108,15 @@ Status RestorePlan::Choose(const TargetTensor& tensor, uint32_t own, bool all, c
   const std::string who = Shown(tensor.name);
   if (found.empty()) return Status::Invalid(who + " is not in it: was it saved under another name?");
   std::vector<const TensorShard*> shards;
+  std::map<uint32_t, std::set<const TensorShard*, ByShard>> of_part;
   for (const Source& source : found) {
     const TensorShard& shard = TensorOf(source).shard;
     if (shard.global_shape != tensor.shard.global_shape)
       return Status::Invalid(who + " has the global shape " + ShapeText(shard.global_shape) + " there, and " +
                              ShapeText(tensor.shard.global_shape) + " here");
-    const auto twice = [&](const Source& other) {
-      const bool before = std::pair(other.subgroup, other.tensor) < std::pair(source.subgroup, source.tensor);
-      return other.part == source.part && before && TensorOf(other).shard == shard;
-    };
-    if (shard.count > 0 && std::any_of(found.begin(), found.end(), twice))
+    if (shard.count > 0 && !of_part[source.part].insert(&shard).second)
       return Status::Invalid(who + " is there twice in the part of rank " +
-                             std::to_string(parts_[source.part]->head.rank) +
+                             std::to_string(parts()[source.part]->head.rank) +
                              ": names must tell a rank's tensors apart");
     shards.push_back(&shard);
   }
@@ -116,7 +126,7 @@ Status RestorePlan::Choose(const TargetTensor& tensor, uint32_t own, bool all, c
   }
   std::vector<Source> order = found;
   const auto place = [&](const Source& source) {
-    const uint32_t of = parts_[source.part]->head.rank;
+    const uint32_t of = parts()[source.part]->head.rank;
     return std::make_pair(of != own, of);
   };
   std::stable_sort(order.begin(), order.end(), [&](const Source& a, const Source& b) { return place(a) < place(b); });
@@ -125,15 +135,15 @@ Status RestorePlan::Choose(const TargetTensor& tensor, uint32_t own, bool all, c
   std::stable_partition(order.begin(), order.end(), same);
 
   std::vector<Source> chosen;
+  std::map<const TensorShard*, size_t, ByShard> by_shard;  // places in chosen
   uint64_t filled = 0;
   for (const Source& source : order) {
     const PartTensor& from = TensorOf(source);
-    const uint32_t rank = parts_[source.part]->head.rank;
-    const auto alike = [&](const Source& other) { return TensorOf(other).shard == from.shard; };
-    const auto copy = std::find_if(chosen.begin(), chosen.end(), alike);
-    if (copy != chosen.end()) {
-      const uint32_t other = parts_[copy->part]->head.rank;
-      if (other == own || AreCopies(*copy, source)) continue;
+    const uint32_t rank = parts()[source.part]->head.rank;
+    const auto copy = by_shard.find(&from.shard);
+    if (copy != by_shard.end()) {
+      const uint32_t other = parts()[chosen[copy->second].part]->head.rank;
+      if (other == own || AreCopies(chosen[copy->second], source)) continue;
       return Status::Invalid(who + ": ranks " + std::to_string(other) + " and " + std::to_string(rank) + " both hold " +
                              ShardText(from.shard) +
                              ", and it differs: they are no copies of each other; restore with as many ranks as saved");
@@ -146,6 +156,7 @@ Status RestorePlan::Choose(const TargetTensor& tensor, uint32_t own, bool all, c
                              " updates in one part and " + std::to_string(from.step) + " in that of rank " +
                              std::to_string(rank) + ": its shards do not belong together");
     filled += elements;
+    by_shard.emplace(&from.shard, chosen.size());
     chosen.push_back(source);
   }
   if (filled != tensor.shard.count)
@@ -163,7 +174,7 @@ void RestorePlan::ForEachRun(uint64_t first, uint64_t end, const std::function<v
     const uint64_t stop = std::min(end, tensor.first + tensor.shard.count);
     if (begin >= stop) continue;
     for (const Source& source : sources_[t]) {
-      const std::vector<PartBlock>& blocks = parts_[source.part]->subgroups[source.subgroup].blocks;
+      const std::vector<PartBlock>& blocks = parts()[source.part]->subgroups[source.subgroup].blocks;
       const auto cut = [&](const Run& run) {
         uint64_t at = source.first + run.from, to = tensor.first + run.to, left = run.count;
         auto block = std::upper_bound(blocks.begin(), blocks.end(), at,

@@ -4,8 +4,8 @@
 // Tensors are found by name and global shape. Shards that several parts have alike are copies of each other: that of
 // the rank's own part is taken, else that of the lowest rank; a rank of a run of another size takes none that differ. A
 // plan keeps one source shard after another for each tensor; what comes of them for a block is computed when the block
-// is filled, so that it needs no more memory however the tensors are cut. Made in its restore's thread, immutable
-// after that, read by any thread.
+// is filled, so that it needs no more memory however the tensors are cut. The plans of a session's subgroups are made
+// together: so the parts are gone through once. Made in its restore's thread, immutable after that, read by any thread.
 #pragma once
 
 #include <cstdint>
@@ -42,24 +42,27 @@ class RestorePlan {
  public:
   using Parts = std::vector<std::shared_ptr<const Manifest>>;
 
+  // What is to be filled in each of a session's subgroups.
+  using Subgroups = std::vector<std::vector<TargetTensor>>;
+
   // Whether one part has all of these tensors, each with just this shard: then the others need not be read. For the
   // same rank of the same world size.
-  static bool Suffices(const Manifest& part, const std::vector<TargetTensor>& tensors);
+  static bool Suffices(const Manifest& part, const Subgroups& subgroups);
 
-  // `parts`: all of one complete attempt; or one that suffices. `rank` of `world_size`: who restores. EINVAL names the
-  // tensor: it is not in the checkpoint, has another global shape there, is there in part only, twice, or what should
-  // be copies of it are none.
-  static Result<RestorePlan> Make(Parts parts, uint32_t rank, uint32_t world_size, std::vector<TargetTensor> tensors);
+  // A plan for each subgroup. `parts`: all of one complete attempt; or one that suffices. `rank` of `world_size`: who
+  // restores. EINVAL names the tensor: it is not in the checkpoint, has another global shape there, is there in part
+  // only, twice, or what should be copies of it are none.
+  static Result<std::vector<RestorePlan>> Make(Parts parts, uint32_t rank, uint32_t world_size, Subgroups subgroups);
 
   // What elements [first, end) of the subgroup are filled with. Each is named once.
   void ForEachRun(uint64_t first, uint64_t end, const std::function<void(const SourceRun&)>& visit) const;
 
-  const Parts& parts() const { return parts_; }
+  const Parts& parts() const { return *parts_; }
   const std::vector<TargetTensor>& tensors() const { return tensors_; }
   // Updates that tensor i of tensors() has had.
   int64_t step(size_t i) const { return steps_[i]; }
   const PartBlock& block(const SourceRun& run) const {
-    return parts_[run.part]->subgroups[run.subgroup].blocks[run.block];
+    return parts()[run.part]->subgroups[run.subgroup].blocks[run.block];
   }
   // Whether array 0 (master), 1 or 2 (moments) of the run is stored at all; else it is zero.
   static bool IsStored(const PartBlock& block, uint32_t array) { return array < block.stored; }
@@ -78,12 +81,12 @@ class RestorePlan {
 
   RestorePlan() = default;
   const PartTensor& TensorOf(const Source& source) const {
-    return parts_[source.part]->subgroups[source.subgroup].tensors[source.tensor];
+    return parts()[source.part]->subgroups[source.subgroup].tensors[source.tensor];
   }
   bool AreCopies(const Source& a, const Source& b) const;
   Status Choose(const TargetTensor& tensor, uint32_t own, bool all, const std::vector<Source>& found);
 
-  Parts parts_;
+  std::shared_ptr<const Parts> parts_;  // of all of the session's plans
   std::vector<TargetTensor> tensors_;         // in ascending order of `first`
   std::vector<std::vector<Source>> sources_;  // per tensor
   std::vector<int64_t> steps_;                // likewise

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "daemon/base/check.h"
 #include "proto/tensor.h"
@@ -219,9 +220,9 @@ uint64_t CommonElements(const TensorShard& a, const TensorShard& b) {
 Status CheckTiling(const std::vector<const TensorShard*>& shards, const std::string& who) {
   if (shards.empty()) return Status::Invalid(who + " is held by no rank");
   std::vector<const TensorShard*> distinct;  // without copies and without those that hold nothing
+  std::set<const TensorShard*, ByShard> seen;
   for (const TensorShard* shard : shards) {
-    const auto same = [&](const TensorShard* other) { return *other == *shard; };
-    if (shard->count > 0 && std::none_of(distinct.begin(), distinct.end(), same)) distinct.push_back(shard);
+    if (shard->count > 0 && seen.insert(shard).second) distinct.push_back(shard);
   }
   const std::vector<uint64_t>& global_shape = shards.front()->global_shape;
   const size_t dims = global_shape.size();

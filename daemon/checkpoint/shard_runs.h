@@ -36,6 +36,11 @@ struct Run {
 void ForEachRun(const TensorShard& to, uint64_t first, uint64_t end, const TensorShard& from,
                 const std::function<void(const Run&)>& visit);
 
+// Orders shards, so that copies of each other are found among many.
+struct ByShard {
+  bool operator()(const TensorShard* a, const TensorShard* b) const { return *a < *b; }
+};
+
 // How many elements two shards of the same whole tensor have in common.
 uint64_t CommonElements(const TensorShard& a, const TensorShard& b);
 

@@ -3,6 +3,7 @@
 // The rank's own order of elements is row-major within the box, ascending within the range.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct TensorShard {
   uint64_t count = 0;  // elements held
 
   bool operator==(const TensorShard&) const = default;
+  auto operator<=>(const TensorShard&) const = default;  // any order: to find equal ones by
 };
 
 }  // namespace mlpo

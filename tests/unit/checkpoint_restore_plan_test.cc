@@ -1,6 +1,7 @@
 // Restoring with other ranks, packing and block sizes: every element is where it was, against tensors kept whole.
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cmath>
 #include <map>
 #include <random>
@@ -28,6 +29,16 @@ struct Whole {
 };
 double Value(size_t tensor, uint32_t array, uint64_t element) {
   return static_cast<double>(tensor) * 1e9 + array * 1e8 + static_cast<double>(element) + 1;
+}
+
+// Of a session with one subgroup.
+Result<RestorePlan> MakePlan(RestorePlan::Parts parts, uint32_t rank, uint32_t world_size,
+                             std::vector<TargetTensor> tensors) {
+  RestorePlan::Subgroups subgroups;
+  subgroups.push_back(std::move(tensors));
+  Result<std::vector<RestorePlan>> plans = RestorePlan::Make(std::move(parts), rank, world_size, std::move(subgroups));
+  if (!plans.ok()) return plans.status();
+  return std::move(plans->front());
 }
 
 enum class Cut { kRows, kColumns, kFlat };
@@ -133,7 +144,7 @@ void CheckRestore(const Saved& saved, const std::vector<Whole>& model, Cut cut, 
       for (uint64_t e = 0; e < tensor.shard.count; ++e) elements.emplace_back(i, NumberOf(tensor.shard, e));
       tensors.push_back(std::move(tensor));
     }
-    const Result<RestorePlan> plan = RestorePlan::Make(saved.parts, rank, world_size, tensors);
+    const Result<RestorePlan> plan = MakePlan(saved.parts, rank, world_size, tensors);
     INFO(plan.status().message());
     REQUIRE(plan.ok());
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -182,7 +193,7 @@ TEST_CASE("C21_AMillionAndThreeElementsFourToThree") {
   const Saved saved = Save(model, Cut::kFlat, 4, 1, 65'536, /*contents=*/false);
   for (uint32_t rank = 0; rank < 3; ++rank) {
     const TargetTensor tensor{"w", ShardOf(model[0], Cut::kFlat, rank, 3), 0};
-    const Result<RestorePlan> plan = RestorePlan::Make(saved.parts, rank, 3, {tensor});
+    const Result<RestorePlan> plan = MakePlan(saved.parts, rank, 3, {tensor});
     REQUIRE(plan.ok());
     uint64_t at = 0;
     plan.value().ForEachRun(0, tensor.shard.count, [&](const SourceRun& run) {
@@ -198,6 +209,23 @@ TEST_CASE("C21_AMillionAndThreeElementsFourToThree") {
   }
 }
 
+// Of each two shards compared it would be minutes.
+TEST_CASE("RestorePlan.ManyRanksTakeNotTheSquareOfTheirNumber") {
+  constexpr uint32_t kRanks = 20'000;
+  const std::vector<Whole> model = {{"w", {uint64_t{kRanks} * 10}, 3}};
+  const Saved saved = Save(model, Cut::kFlat, kRanks, 1, 10, /*contents=*/false);
+  const TargetTensor tensor{"w", ShardOf(model[0], Cut::kRows, 0, 1), 0};
+  const auto begun = std::chrono::steady_clock::now();
+  const Result<RestorePlan> plan = MakePlan(saved.parts, 0, 1, {tensor});
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+  INFO(plan.status().message());
+  REQUIRE(plan.ok());
+  CHECK(took.count() < 2);  // 20 to 50 ms; 5 s and more for each two
+  uint64_t filled = 0;
+  plan.value().ForEachRun(0, tensor.shard.count, [&](const SourceRun& run) { filled += run.count; });
+  CHECK(filled == tensor.shard.count);
+}
+
 TEST_CASE("RestorePlan.OnePartSufficesForTheSameCut") {
   const Saved saved = Save(kModel, Cut::kRows, 4, 2, 17);
   std::vector<TargetTensor> tensors;
@@ -206,9 +234,9 @@ TEST_CASE("RestorePlan.OnePartSufficesForTheSameCut") {
     tensors.push_back({whole.name, ShardOf(whole, Cut::kRows, 2, 4), numel});
     numel += tensors.back().shard.count;
   }
-  CHECK(RestorePlan::Suffices(*saved.parts[2], tensors));
-  CHECK(!RestorePlan::Suffices(*saved.parts[1], tensors));
-  const Result<RestorePlan> plan = RestorePlan::Make({saved.parts[2]}, 2, 4, tensors);
+  CHECK(RestorePlan::Suffices(*saved.parts[2], {tensors}));
+  CHECK(!RestorePlan::Suffices(*saved.parts[1], {tensors}));
+  const Result<RestorePlan> plan = MakePlan({saved.parts[2]}, 2, 4, tensors);
   REQUIRE(plan.ok());
   uint64_t filled = 0;
   plan.value().ForEachRun(0, numel, [&](const SourceRun& run) { filled += run.count; });
@@ -218,7 +246,7 @@ TEST_CASE("RestorePlan.OnePartSufficesForTheSameCut") {
 TEST_CASE("RestorePlan.SaysWhatIsMissingOrContradictsItself") {
   const Saved saved = Save(kModel, Cut::kRows, 4, 2, 17);
   const auto error = [&](RestorePlan::Parts parts, const TargetTensor& tensor, uint32_t world_size = 3) {
-    const Result<RestorePlan> plan = RestorePlan::Make(std::move(parts), 0, world_size, {tensor});
+    const Result<RestorePlan> plan = MakePlan(std::move(parts), 0, world_size, {tensor});
     REQUIRE(!plan.ok());
     CHECK(plan.status().code() == -EINVAL);
     CHECK(plan.status().message().find(tensor.name) != std::string::npos);
@@ -265,7 +293,7 @@ TEST_CASE("RestorePlan.CopiesAreCopiesOrTheRanksOwn") {
   first->head.world_size = second->head.world_size = 2;
   const TargetTensor tensor{"w", ShardOf(model[0], Cut::kRows, 0, 1), 0};
   const auto source = [&](uint32_t rank, uint32_t world_size) {
-    const Result<RestorePlan> plan = RestorePlan::Make({first, second}, rank, world_size, {tensor});
+    const Result<RestorePlan> plan = MakePlan({first, second}, rank, world_size, {tensor});
     uint32_t part = 99;
     if (plan.ok()) plan.value().ForEachRun(0, 100, [&](const SourceRun& run) { part = run.part; });
     return part;
