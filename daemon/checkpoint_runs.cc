@@ -660,14 +660,17 @@ Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& fil
   }
   Parts found;
   std::vector<PartHead> heads;
-  uint64_t parts = 1, next = 0;
+  uint64_t parts = 1, next = 0, left = kMaxManifestBytes;  // for all of them: the client may have made them to fill memory
   for (; next < parts; ++next) {
     const std::string shown = "manifest " + std::to_string(next) + " that was passed";
     if (next >= files->size()) return Status::Invalid(shown + " is missing: there are " + std::to_string(parts));
     struct stat st;
     const int fd = (*files)[next].get();
     if (::fstat(fd, &st) != 0) return Status::Errno(errno, "looking at " + shown);
-    if (static_cast<uint64_t>(st.st_size) > kMaxManifestBytes) return Status::Invalid(shown + " is too long");
+    if (static_cast<uint64_t>(st.st_size) > left)
+      return Status::Invalid(shown + " is too long: all of them may have " + std::to_string(kMaxManifestBytes) +
+                             " bytes together");
+    left -= static_cast<uint64_t>(st.st_size);
     const Result<std::string> text = ReadBeginning(fd, static_cast<size_t>(st.st_size), shown);
     if (!text.ok()) return text.status();
     Result<Manifest> manifest = ParseManifest(text.value(), shown);

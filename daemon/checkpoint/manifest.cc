@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cerrno>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -163,7 +164,8 @@ Result<PartTensor> TakeTensor(const json& value, const std::string& who) {
   return tensor;
 }
 
-Result<PartBlock> TakeBlock(const json& value, const Manifest& manifest, const std::string& who) {
+// What can be said of it without the manifest's files. *hash: whether it has one.
+Result<PartBlock> TakeBlock(const json& value, const std::string& who, bool* hash) {
   const auto whole = [&](size_t i) { return value[i].is_number_unsigned(); };
   if (!value.is_array() || value.size() != 5 || !whole(0) || !whole(1) || !whole(2) || !whole(3) ||
       !value[4].is_string())
@@ -177,87 +179,204 @@ Result<PartBlock> TakeBlock(const json& value, const Manifest& manifest, const s
   if (stored != kStoredNothing && stored != kStoredMaster && stored != kStoredAll)
     return Status::Invalid(who + " stores unknown arrays (" + std::to_string(stored) + ")");
   block.stored = static_cast<uint8_t>(stored);
-  const std::string hash = value[4].get<std::string>();
+  const std::string text = value[4].get<std::string>();
+  *hash = !text.empty();
   if (block.stored == kStoredNothing) {
-    if (file != 0 || block.offset != 0 || !hash.empty())
-      return Status::Invalid(who + " is all zero, and yet somewhere");
+    if (file != 0 || block.offset != 0 || *hash) return Status::Invalid(who + " is all zero, and yet somewhere");
     return block;
   }
-  if (file >= manifest.files.size()) return Status::Invalid(who + " is in file " + std::to_string(file) + " of none");
+  if (file >= kMaxFiles) return Status::Invalid(who + " is in file " + std::to_string(file) + " of none");
   block.file = static_cast<uint32_t>(file);
-  const uint64_t bytes = manifest.files[file].bytes;
-  if (block.offset < kPartHeaderBytes || block.offset % MLPO_ALIGN != 0 || block.offset > bytes ||
-      StoredBytes(block) > bytes - block.offset)
-    return Status::Invalid(who + " lies outside its file of " + std::to_string(bytes) + " bytes");
-  const std::optional<uint64_t> parsed = ParseHex(hash);
-  if (manifest.hashed ? !parsed : !hash.empty()) return Status::Invalid(who + " has a hash of another form");
+  const std::optional<uint64_t> parsed = ParseHex(text);
+  if (*hash && !parsed) return Status::Invalid(who + " has a hash of another form");
   block.hash = parsed.value_or(0);
   return block;
 }
 
-Result<PartSubgroup> TakeSubgroup(const json& value, const Manifest& manifest, const std::string& who) {
-  JsonReader reader(value, who);
-  PartSubgroup subgroup;
-  subgroup.key = reader.Name("key");
-  if (subgroup.key.empty() || subgroup.key.size() > MLPO_MAX_KEY) reader.Fail("has a key of a wrong length");
-  subgroup.dtype = TakeType(reader, "dtype");
-  subgroup.grad_dtype = TakeType(reader, "grad_dtype");
-  subgroup.numel = reader.Whole("numel", kMaxElements);
-  const json& tensors = reader.Array("tensors");
-  const json& blocks = reader.Array("blocks");
-  if (!reader.status().ok()) return reader.status();
-  std::set<std::string> names;
-  uint64_t held = 0;
-  for (const json& each : tensors) {
-    Result<PartTensor> tensor = TakeTensor(each, who + ": tensor " + std::to_string(subgroup.tensors.size()));
-    if (!tensor.ok()) return tensor.status();
-    if (!names.insert(tensor->name).second) return Status::Invalid(who + " has a tensor twice");
-    if (tensor->shard.count > subgroup.numel - held) return Status::Invalid(who + " has more elements in its tensors");
-    held += tensor->shard.count;
-    subgroup.tensors.push_back(std::move(*tensor));
-  }
-  if (held != subgroup.numel) return Status::Invalid(who + " has fewer elements in its tensors");
-  uint64_t at = 0;
-  for (const json& each : blocks) {
-    Result<PartBlock> block = TakeBlock(each, manifest, who + ": block " + std::to_string(subgroup.blocks.size()));
-    if (!block.ok()) return block.status();
-    if (block->count > subgroup.numel - at) return Status::Invalid(who + " has more elements in its blocks");
-    block->first = at;
-    at += block->count;
-    subgroup.blocks.push_back(*block);
-  }
-  if (at != subgroup.numel) return Status::Invalid(who + " has fewer elements in its blocks");
-  return subgroup;
-}
-
-Status TakeBody(const json& body, const std::string& who, Manifest* manifest) {
-  JsonReader reader(body, who);
-  const std::string hashed = reader.Text("block_hash");
-  manifest->hashed = hashed == kHashed;
-  if (!manifest->hashed && hashed != kNotHashed)
-    reader.Fail("has hashes of the unknown kind '" + hashed.substr(0, 64) + "'");
-  const json& files = reader.Array("files");
-  const json& subgroups = reader.Array("subgroups");
-  if (files.size() > kMaxFiles) reader.Fail("names too many files");
-  if (!reader.status().ok()) return reader.status();
-  std::set<uint32_t> indices;
-  for (const json& each : files) {
-    Result<PartFile> file =
-        TakeFile(each, manifest->head.attempt, who + ": file " + std::to_string(manifest->files.size()));
-    if (!file.ok()) return file.status();
-    if (!indices.insert(file->index).second) return Status::Invalid(who + " names a file twice");
-    manifest->files.push_back(std::move(*file));
-  }
-  std::set<std::string> keys;
-  for (const json& each : subgroups) {
-    Result<PartSubgroup> subgroup =
-        TakeSubgroup(each, *manifest, who + ": subgroup " + std::to_string(manifest->subgroups.size()));
-    if (!subgroup.ok()) return subgroup.status();
-    if (!keys.insert(subgroup->key).second) return Status::Invalid(who + " has a subgroup twice");
-    manifest->subgroups.push_back(std::move(*subgroup));
-  }
+Status CheckPlace(const PartBlock& block, const std::vector<PartFile>& files, const std::string& who) {
+  if (block.stored == kStoredNothing) return Status();
+  if (block.file >= files.size())
+    return Status::Invalid(who + " is in file " + std::to_string(block.file) + " of none");
+  const uint64_t bytes = files[block.file].bytes;
+  if (block.offset < kPartHeaderBytes || block.offset % MLPO_ALIGN != 0 || block.offset > bytes ||
+      StoredBytes(block) > bytes - block.offset)
+    return Status::Invalid(who + " lies outside its file of " + std::to_string(bytes) + " bytes");
   return Status();
 }
+
+// Takes a body while it is parsed: a file, a tensor, a block at a time. As JSON values a body would need many times its
+// bytes, and one that a client passes may be made for that: [0,0,0,...].
+class BodyReader {
+ public:
+  BodyReader(const std::string& who, Manifest* manifest) : who_(who), manifest_(manifest) {}
+
+  Status Read(std::string_view text) {
+    try {
+      const json body = json::parse(
+          text, [this](int depth, Event event, json& value) { return On(depth, event, value); },
+          /*allow_exceptions=*/false);
+      return Finish(body);
+    } catch (const Refused& refused) {  // ours: the parser has no other way to be stopped
+      return refused.status;
+    }
+  }
+
+ private:
+  using Event = json::parse_event_t;
+  struct Refused {
+    Status status;
+  };
+  // Of one subgroup's stored blocks: one that has a hash, and one that has none.
+  struct Hashes {
+    std::optional<size_t> with, without;
+  };
+  static constexpr int kMaxDepth = 8;
+  static constexpr uint32_t kMaxValues = 64;  // of one item of a list, or one member that is none
+
+  // Depths: 0 the body, 1 its members, 2 a file or subgroup, 3 its members, 4 a tensor or block. False discards the
+  // value.
+  bool On(int depth, Event event, json& value) {
+    const bool start = event == Event::object_start || event == Event::array_start;
+    if (start && depth > kMaxDepth) Refuse(Status::Invalid(who_ + " is nested deeper than any manifest"));
+    if (skipped_ > 0) {  // an unknown member, until the next one
+      if (depth > skipped_ || (depth == skipped_ && event != Event::key)) return true;
+      skipped_ = 0;
+    }
+    const bool in_subgroup = member_ == "subgroups";
+    if (event == Event::key && (depth == 1 || (depth == 3 && in_subgroup))) {
+      std::string& key = depth == 1 ? member_ : part_;
+      key = value.get<std::string>();
+      values_ = 0;
+      const bool known = depth == 1 ? key == "block_hash" || key == "files" || key == "subgroups"
+                                    : key == "key" || key == "dtype" || key == "grad_dtype" || key == "numel" ||
+                                          key == "tensors" || key == "blocks";
+      if (!known) skipped_ = depth;
+      return known;
+    }
+    const bool in_list = (depth == 2 && (in_subgroup || member_ == "files")) ||
+                         (depth == 4 && in_subgroup && (part_ == "tensors" || part_ == "blocks"));
+    if (start && in_list) {
+      values_ = 0;
+      if (depth == 2) BeginItem();
+    }
+    if ((start || event == Event::value) && ++values_ > kMaxValues)
+      Refuse(Status::Invalid(who_ + " has too much in \"" + member_ + "\""));
+    if (start || event == Event::key || !in_list) return true;
+    Take(depth, value);
+    return false;
+  }
+
+  void BeginItem() {
+    part_.clear();
+    names_.clear();
+    subgroup_ = PartSubgroup();
+    held_ = placed_ = 0;
+    hashes_ = Hashes();
+  }
+
+  void Take(int depth, const json& value) {
+    const std::string subgroup = who_ + ": subgroup " + std::to_string(manifest_->subgroups.size());
+    if (depth == 4) return part_ == "tensors" ? AddTensor(value, subgroup) : AddBlock(value, subgroup);
+    return member_ == "files" ? AddFile(value) : AddSubgroup(value, subgroup);
+  }
+
+  void AddFile(const json& value) {
+    const std::string who = who_ + ": file " + std::to_string(manifest_->files.size());
+    Result<PartFile> file = TakeFile(value, manifest_->head.attempt, who);
+    if (!file.ok()) Refuse(file.status());
+    if (!indices_.insert(file->index).second) Refuse(Status::Invalid(who_ + " names a file twice"));
+    if (manifest_->files.size() == kMaxFiles) Refuse(Status::Invalid(who_ + " names too many files"));
+    manifest_->files.push_back(std::move(*file));
+  }
+
+  void AddTensor(const json& value, const std::string& who) {
+    Result<PartTensor> tensor = TakeTensor(value, who + ": tensor " + std::to_string(subgroup_.tensors.size()));
+    if (!tensor.ok()) Refuse(tensor.status());
+    if (!names_.insert(tensor->name).second) Refuse(Status::Invalid(who + " has a tensor twice"));
+    if (tensor->shard.count > kMaxElements - held_) Refuse(Status::Invalid(who + " has more elements in its tensors"));
+    held_ += tensor->shard.count;
+    subgroup_.tensors.push_back(std::move(*tensor));
+  }
+
+  void AddBlock(const json& value, const std::string& who) {
+    const size_t place = subgroup_.blocks.size();
+    bool hash = false;
+    Result<PartBlock> block = TakeBlock(value, who + ": block " + std::to_string(place), &hash);
+    if (!block.ok()) Refuse(block.status());
+    if (block->count > kMaxElements - placed_) Refuse(Status::Invalid(who + " has more elements in its blocks"));
+    block->first = placed_;
+    placed_ += block->count;
+    if (block->stored != kStoredNothing) (hash ? hashes_.with : hashes_.without) = place;
+    subgroup_.blocks.push_back(*block);
+  }
+
+  void AddSubgroup(const json& value, const std::string& who) {
+    JsonReader reader(value, who);
+    subgroup_.key = reader.Name("key");
+    if (subgroup_.key.empty() || subgroup_.key.size() > MLPO_MAX_KEY) reader.Fail("has a key of a wrong length");
+    subgroup_.dtype = TakeType(reader, "dtype");
+    subgroup_.grad_dtype = TakeType(reader, "grad_dtype");
+    subgroup_.numel = reader.Whole("numel", kMaxElements);
+    (void)reader.Array("tensors");  // that they are there: what was in them has been taken
+    (void)reader.Array("blocks");
+    if (!reader.status().ok()) Refuse(reader.status());
+    const auto compare = [&](uint64_t elements, const char* in) {
+      if (elements != subgroup_.numel)
+        Refuse(Status::Invalid(who + " has " + (elements > subgroup_.numel ? "more" : "fewer") + " elements in its " + in));
+    };
+    compare(held_, "tensors");
+    compare(placed_, "blocks");
+    if (!keys_.insert(subgroup_.key).second) Refuse(Status::Invalid(who_ + " has a subgroup twice"));
+    subgroup_.tensors.shrink_to_fit();
+    subgroup_.blocks.shrink_to_fit();
+    manifest_->subgroups.push_back(std::move(subgroup_));
+    subgroup_hashes_.push_back(hashes_);
+  }
+
+  // `body`: without the items of its lists.
+  Status Finish(const json& body) {
+    JsonReader reader(body, who_);
+    const std::string hashed = reader.Text("block_hash");
+    manifest_->hashed = hashed == kHashed;
+    if (!manifest_->hashed && hashed != kNotHashed)
+      reader.Fail("has hashes of the unknown kind '" + hashed.substr(0, 64) + "'");
+    (void)reader.Array("files");
+    (void)reader.Array("subgroups");
+    if (!reader.status().ok()) return reader.status();
+    for (size_t i = 0; i < manifest_->subgroups.size(); ++i) {
+      const std::string who = who_ + ": subgroup " + std::to_string(i) + ": block ";
+      const PartSubgroup& subgroup = manifest_->subgroups[i];
+      for (size_t b = 0; b < subgroup.blocks.size(); ++b) {
+        const Status placed = CheckPlace(subgroup.blocks[b], manifest_->files, who + std::to_string(b));
+        if (!placed.ok()) return placed;
+      }
+    }
+    for (size_t i = 0; i < subgroup_hashes_.size(); ++i) {
+      const std::optional<size_t>& wrong = manifest_->hashed ? subgroup_hashes_[i].without : subgroup_hashes_[i].with;
+      if (wrong)
+        return Status::Invalid(who_ + ": subgroup " + std::to_string(i) + ": block " + std::to_string(*wrong) +
+                               " has a hash of another form");
+    }
+    return Status();
+  }
+
+  [[noreturn]] static void Refuse(const Status& status) { throw Refused{status}; }
+
+  const std::string& who_;
+  Manifest* const manifest_;
+  std::string member_;     // of the body
+  std::string part_;       // member of the subgroup
+  int skipped_ = 0;        // depth of the unknown member that is being passed over
+  uint32_t values_ = 0;    // since the item or member began
+  std::set<uint32_t> indices_;
+  std::set<std::string> keys_;
+  PartSubgroup subgroup_;  // that is being taken
+  std::set<std::string> names_;
+  uint64_t held_ = 0;
+  uint64_t placed_ = 0;
+  Hashes hashes_;
+  std::vector<Hashes> subgroup_hashes_;
+};
 
 // With its end; EINVAL if the first line does not end where it should.
 Result<std::string_view> HeadLine(std::string_view text, const std::string& who) {
@@ -340,8 +459,7 @@ Result<Manifest> ParseManifest(std::string_view text, const std::string& who) {
   const std::string_view body = rest.substr(0, rest.size() - 1);
   if (XXH3_64bits(body.data(), body.size()) != manifest.head.body_xxh3)
     return Status::Invalid(who + " is damaged: its body has another hash than its head says");
-  const json parsed = json::parse(body, nullptr, /*allow_exceptions=*/false);
-  const Status taken = TakeBody(parsed, who, &manifest);
+  const Status taken = BodyReader(who, &manifest).Read(body);
   if (!taken.ok()) return taken;
   return manifest;
 }

@@ -2,7 +2,9 @@
 #include <xxhash.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -78,6 +80,13 @@ std::string TextOf(Manifest manifest) {
   return text.value();
 }
 
+std::string Sealed(json head, const std::string& body) {
+  char hash[17];
+  std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(XXH3_64bits(body.data(), body.size())));
+  head["body_xxh3"] = hash;
+  return head.dump() + "\n" + body + "\n";
+}
+
 // The text with its documents changed and sealed again: as a file of another version, or of an enemy.
 std::string Changed(const std::function<void(json& head, json& body)>& change) {
   const std::string text = TextOf(Small());
@@ -87,11 +96,18 @@ std::string Changed(const std::function<void(json& head, json& body)>& change) {
   const std::string body_text = body.dump();
   if (head.contains("body_bytes") && head["body_bytes"] == text.size() - line - 2)
     head["body_bytes"] = body_text.size();
-  char hash[17];
-  std::snprintf(hash, sizeof hash, "%016llx",
-                static_cast<unsigned long long>(XXH3_64bits(body_text.data(), body_text.size())));
-  head["body_xxh3"] = hash;
-  return head.dump() + "\n" + body_text + "\n";
+  return Sealed(head, body_text);
+}
+
+// Most memory that this process has had since it was last asked, in bytes.
+uint64_t Peak() {
+  std::ifstream status("/proc/self/status");
+  uint64_t kib = 0;
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmHWM:")) kib = std::stoull(line.substr(6));
+  REQUIRE(kib > 0);
+  std::ofstream("/proc/self/clear_refs") << "5";
+  return kib * 1024;
 }
 
 }  // namespace
@@ -261,6 +277,44 @@ TEST_CASE("C30_AManifestOfAnEnemyIsRefused") {
     CHECK(back.status().code() == -EINVAL);
     CHECK(back.status().message().find("file-name") != std::string::npos);
   }
+}
+
+// As JSON values, these would need 16 times their text and more.
+TEST_CASE("C30_AManifestThatIsMadeToFillMemoryIsNotTakenIn") {
+  constexpr size_t kBytes = 8u << 20;
+  const std::string text = TextOf(Small());
+  const size_t line = text.find('\n');
+  json head = json::parse(text.substr(0, line));
+  const std::string body = text.substr(line + 1, text.size() - line - 2);
+  REQUIRE(body.starts_with("{"));
+  std::string zeros;
+  zeros.reserve(kBytes);
+  while (zeros.size() + 2 < kBytes) zeros += "0,";
+  zeros += "0";
+  const std::string subgroup = R"("subgroups":[{"key":"k","dtype":"float32","grad_dtype":"float32","numel":0,)";
+  const auto refused = [](std::string rest) { return R"({"block_hash":"none","files":[],)" + std::move(rest) + "}"; };
+  const auto check = [&](const char* what, const std::string& hostile, bool good) {
+    INFO(what);
+    head["body_bytes"] = hostile.size();
+    const std::string sealed = Sealed(head, hostile);
+    (void)Peak();
+    const uint64_t before = Peak();
+    const Result<Manifest> parsed = ParseManifest(sealed, "file");
+    CHECK(Peak() < before + 3 * kBytes);
+    INFO(parsed.status().message());
+    CHECK(parsed.ok() == good);
+    if (!good) CHECK(parsed.status().code() == -EINVAL);
+  };
+  check("files", R"({"block_hash":"none","subgroups":[],"files":[)" + zeros + "]}", false);
+  check("a file", R"({"block_hash":"none","subgroups":[],"files":[{"name":[)" + zeros + "]}]}", false);
+  check("subgroups", refused("\"subgroups\":[" + zeros + "]"), false);
+  check("blocks", refused(subgroup + "\"tensors\":[],\"blocks\":[" + zeros + "]}]"), false);
+  check("a block", refused(subgroup + "\"tensors\":[],\"blocks\":[[" + zeros + "]]}]"), false);
+  check("a tensor", refused(subgroup + "\"blocks\":[],\"tensors\":[{\"shape\":[" + zeros + "]}]}]"), false);
+  check("another member", refused("\"block_hash\":[" + zeros + "]"), false);
+  check("deep", refused("\"subgroups\":" + std::string(kBytes, '[')), false);
+  // Who does not know a member passes over it, however long.
+  check("an unknown member", "{\"new\":[" + zeros + "]," + body.substr(1), true);
 }
 
 TEST_CASE("PartHeader.AnyChangedBitIsNoticed") {
