@@ -41,9 +41,9 @@ Result<RestorePlan::Parts> ReadParts(int directory_fd, const std::string& direct
                                      const std::vector<std::vector<TargetTensor>>& subgroups) {
   const auto read = [&](const PartHead& head) -> Result<std::shared_ptr<const Manifest>> {
     const std::string tag = directory + "/" + head.tag, name = PartFolderName(head.rank);
-    Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, head.tag, tag);
+    Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, head.tag, ".", tag);
     if (!tag_fd.ok()) return tag_fd.status();
-    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, tag + "/" + name);
+    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, "..", tag + "/" + name);
     if (!part_fd.ok()) return part_fd.status();
     Result<Manifest> manifest = ReadManifest(part_fd->get(), attempt.id, tag + "/" + name);
     if (!manifest.ok()) return manifest.status();

@@ -152,23 +152,25 @@ Result<UniqueFd> OpenFile(int folder_fd, const std::string& name, int flags, con
 
 namespace {
 
-Result<UniqueFd> Believed(int parent_fd, Result<UniqueFd> fd, const std::string& shown) {
+Result<UniqueFd> Believed(int folder_fd, const char* directory, Result<UniqueFd> fd, const std::string& shown) {
   if (!fd.ok()) return fd;
-  struct stat above, st;
-  if (::fstat(parent_fd, &above) != 0 || ::fstat(fd->get(), &st) != 0) return Error(errno, "looking at", shown);
-  if (st.st_uid == ::geteuid() || st.st_uid == 0 || st.st_uid == above.st_uid) return fd;
+  struct stat top, st;
+  if (::fstatat(folder_fd, directory, &top, 0) != 0 || ::fstat(fd->get(), &st) != 0)
+    return Error(errno, "looking at the owner of", shown);
+  if (st.st_uid == ::geteuid() || st.st_uid == 0 || st.st_uid == top.st_uid) return fd;
   return Status(-EPERM, shown + " belongs to uid " + std::to_string(st.st_uid) +
-                            ", who is neither this user, nor root, nor the owner of the folder that it is in");
+                            ", who is neither this user, nor root, nor the owner of the directory of the checkpoints");
 }
 
 }  // namespace
 
-Result<UniqueFd> OpenBelievedFolder(int parent_fd, const std::string& name, const std::string& shown) {
-  return Believed(parent_fd, OpenFolder(parent_fd, name, shown), shown);
+Result<UniqueFd> OpenBelievedFolder(int parent_fd, const std::string& name, const char* directory,
+                                    const std::string& shown) {
+  return Believed(parent_fd, directory, OpenFolder(parent_fd, name, shown), shown);
 }
 
 Result<UniqueFd> OpenBelievedFile(int folder_fd, const std::string& name, int flags, const std::string& shown) {
-  return Believed(folder_fd, OpenFile(folder_fd, name, flags, shown), shown);
+  return Believed(folder_fd, "../..", OpenFile(folder_fd, name, flags, shown), shown);
 }
 
 Result<UniqueFd> MakeNamelessFile(int folder_fd, const std::string& shown) {

@@ -42,9 +42,11 @@ Result<bool> RemoveEmptyFolder(int parent_fd, const std::string& name, const std
 
 // A regular file below, with these flags of open(2). EINVAL if it is none.
 Result<UniqueFd> OpenFile(int folder_fd, const std::string& name, int flags, const std::string& shown);
-// The same of what is to be believed: EPERM unless it belongs to this user, to root, or to who owns the folder above.
-// Anybody may have put something into a directory that a group can write to.
-Result<UniqueFd> OpenBelievedFolder(int parent_fd, const std::string& name, const std::string& shown);
+// The same of what is to be believed: EPERM unless it belongs to this user, to root, or to the owner of the directory of
+// checkpoints. Anybody may have put something into one that a group can write to. `directory`: that one's place from the
+// parent: "." of a tag's folder, ".." of a part's. A file is in a part's folder.
+Result<UniqueFd> OpenBelievedFolder(int parent_fd, const std::string& name, const char* directory,
+                                    const std::string& shown);
 Result<UniqueFd> OpenBelievedFile(int folder_fd, const std::string& name, int flags, const std::string& shown);
 // A new file, mode 0600, for reading and writing: without a name yet (EOPNOTSUPP, EISDIR or the like where the file
 // system cannot), or with one (EEXIST if it is taken).

@@ -28,10 +28,10 @@ std::string Dump(const json& value) { return value.dump(-1, ' ', false, kReplace
 
 Result<UniqueFd> OpenPart(int directory_fd, const std::string& directory, const PartHead& head, std::string* shown) {
   const std::string tag = directory + "/" + head.tag, name = PartFolderName(head.rank);
-  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, head.tag, tag);
+  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, head.tag, ".", tag);
   if (!tag_fd.ok()) return tag_fd;
   *shown = tag + "/" + name;
-  return OpenBelievedFolder(tag_fd->get(), name, *shown);
+  return OpenBelievedFolder(tag_fd->get(), name, "..", *shown);
 }
 
 // The manifests of a complete attempt, and what is wrong with their files.

@@ -120,10 +120,10 @@ PartFileOpener FolderOpener(const std::string& directory, RestorePlan::Parts par
     Result<UniqueFd> top = OpenCheckpointDirectory(directory);
     if (!top.ok()) return top;
     const std::string tag = directory + "/" + head.tag;
-    Result<UniqueFd> tag_fd = OpenBelievedFolder(top->get(), head.tag, tag);
+    Result<UniqueFd> tag_fd = OpenBelievedFolder(top->get(), head.tag, ".", tag);
     if (!tag_fd.ok()) return tag_fd;
     const std::string name = PartFolderName(head.rank), shown = tag + "/" + name;
-    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, shown);
+    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, "..", shown);
     if (!part_fd.ok()) return part_fd;
     const std::string data = DataName(head.attempt, parts[part]->files[file].index);
     return OpenBelievedFile(part_fd->get(), data, O_RDONLY, shown + "/" + data);

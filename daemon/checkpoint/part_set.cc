@@ -126,7 +126,7 @@ const FoundAttempt* CompleteAttempt(const FoundTag& found) {
 Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::string& shown) {
   const std::string shown_tag = shown + "/" + tag;
   if (!IsTag(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
-  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, tag, shown_tag);
+  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, tag, ".", shown_tag);
   if (!tag_fd.ok()) return tag_fd.status();
   const Result<std::vector<std::string>> names = ListFolder(tag_fd->get(), shown_tag);
   if (!names.ok()) return names.status();
@@ -140,7 +140,7 @@ Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::st
       found.strange.push_back(part + " is no part");
       continue;
     }
-    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, part);
+    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, "..", part);
     if (part_fd.status().os_errno() == ENOENT) continue;
     const Status scanned = part_fd.ok() ? ScanPart(part_fd->get(), *rank, part, &heads, &found) : part_fd.status();
     if (!scanned.ok()) found.strange.push_back(scanned.message());
@@ -230,11 +230,11 @@ Status CheckFiles(int part_fd, const Manifest& manifest, const WorkingHeaderChec
 Status CheckAttempt(int directory_fd, const FoundAttempt& attempt, const WorkingHeaderCheck& working,
                     const std::string& shown) {
   const std::string shown_tag = shown + "/" + attempt.head().tag;
-  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, attempt.head().tag, shown_tag);
+  Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, attempt.head().tag, ".", shown_tag);
   if (!tag_fd.ok()) return tag_fd.status();
   for (const auto& [rank, head] : attempt.parts) {
     const std::string name = PartFolderName(rank), part = shown_tag + "/" + name;
-    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, part);
+    Result<UniqueFd> part_fd = OpenBelievedFolder(tag_fd->get(), name, "..", part);
     if (!part_fd.ok()) return part_fd.status();
     const Result<Manifest> manifest = ReadManifest(part_fd->get(), attempt.id, part);
     if (!manifest.ok()) return manifest.status();
