@@ -336,7 +336,8 @@ struct mlpo_checkpoint_options {
   const int* files; /* NULL: the daemon makes the files, and must run as this user. Else two descriptors, of empty files
                        of this user that are open for reading and writing: the part's data and its manifest. They stay
                        the caller's, who gives them their names (daemon/checkpoint/README.md) when saved has ended, and
-                       makes that durable; directory and overwrite mean nothing then. */
+                       makes that durable, with a lock on the data meanwhile (proto/FORMAT.md, Checkpoints); directory
+                       and overwrite mean nothing then. Not memory: -EINVAL. */
 };
 #define MLPO_CHECKPOINT_OPTIONS_INIT \
   { sizeof(struct mlpo_checkpoint_options), NULL, NULL, 0, NULL, 0, 0, NULL }
