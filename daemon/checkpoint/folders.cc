@@ -195,6 +195,13 @@ Status GiveName(int fd, int folder_fd, const std::string& name, const std::strin
   return Status();
 }
 
+Status MoveFile(int from_fd, const std::string& name, int to_fd, const std::string& new_name, const std::string& shown,
+                const std::string& new_shown) {
+  Step("move", new_shown);
+  if (::renameat2(from_fd, name.c_str(), to_fd, new_name.c_str(), RENAME_NOREPLACE) == 0) return Status();
+  return Status::Errno(errno, "moving " + shown + " to " + new_shown);
+}
+
 Result<bool> RemoveFile(int folder_fd, const std::string& name, const std::string& shown) {
   Step("unlink", shown);
   if (::unlinkat(folder_fd, name.c_str(), 0) == 0) return true;

@@ -54,6 +54,10 @@ Result<UniqueFd> MakeNamelessFile(int folder_fd, const std::string& shown);
 Result<UniqueFd> MakeFile(int folder_fd, const std::string& name, const std::string& shown);
 // EEXIST if it is taken. Durable with the next SyncFolder.
 Status GiveName(int fd, int folder_fd, const std::string& name, const std::string& shown);
+// From one folder to another of the same file system: EXDEV and the like, EEXIST if the name is taken, and it is where
+// it was. Durable with SyncFolder of both.
+Status MoveFile(int from_fd, const std::string& name, int to_fd, const std::string& new_name, const std::string& shown,
+                const std::string& new_shown);
 // False if it is not there.
 Result<bool> RemoveFile(int folder_fd, const std::string& name, const std::string& shown);
 Result<uint64_t> InodeOf(int fd, const std::string& shown);

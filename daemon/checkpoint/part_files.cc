@@ -344,9 +344,8 @@ Result<uint32_t> PartFiles::HandOver(int folder_fd, const std::string& name, int
   Status status = Record();
   if (status.ok()) {
     const std::string target = DataName(options_.head.attempt, index);
-    const int rc = ::renameat2(folder_fd, name.c_str(), part_.get(), target.c_str(), RENAME_NOREPLACE);
-    if (rc != 0) {
-      status = Status::Errno(errno, "handing " + shown + " over to " + shown_);
+    status = MoveFile(folder_fd, name, part_.get(), target, shown, shown_ + "/" + target);
+    if (!status.ok()) {
       record_.files.pop_back();
       const Status again = Record();
       return again.ok() ? status : again;

@@ -805,6 +805,37 @@ TEST_CASE("C19_KilledAtAnyStepOfARemovalNothingOfItStays") {
   CHECK(began > 2);
 }
 
+TEST_CASE("C19_KilledAtAnyStepOfAHandOverThereIsAWholePartOrNone") {
+  const auto save = [](const Place& place) {
+    Live live = WithWorkingFile(place, place.Options(0, 1, Attempt(1)));
+    return CommitWithWorkingFile(live);
+  };
+  const auto right = [](int, const WorkingOrigin& origin) {
+    return origin == kOrigin ? Status() : Status::Invalid("another");
+  };
+  int steps = 0, whole = 0, moved = 0;
+  {
+    Place place;
+    steps = StepsBefore(1000, [&] { return save(place); });
+  }
+  for (int n = 0; n < steps; ++n) {
+    INFO("stopped before step " << n << " of " << steps);
+    Place place;
+    REQUIRE(StepsBefore(n, [&] { return save(place); }) == -1);
+    const std::string part = place.Part(0) + "/";
+    const bool there = fs::exists(part + ManifestName(Attempt(1)));
+    const bool was_moved = fs::exists(part + DataName(Attempt(1), 1));
+    CHECK(Recover(place, right) == std::vector<std::string>());
+    CHECK(fs::exists(part + ManifestName(Attempt(1))) == there);
+    CHECK(Everything(place.directory).size() == (there ? 5 : 0));
+    CHECK(Everything(place.journal).empty());
+    whole += there;
+    moved += was_moved && !there;
+  }
+  CHECK(whole > 0);
+  CHECK(moved > 2);
+}
+
 // Without nameless files the record is older than the file: a power cut may leave a page of zeros.
 TEST_CASE("Journal.AFileThatNeverGotItsHeaderGoes") {
   for (const std::string& content : {std::string(), std::string(4096, '\0'), std::string(4096, 'x')}) {
