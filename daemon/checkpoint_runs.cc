@@ -635,8 +635,9 @@ Result<CheckpointRuns::Parts> CheckpointRuns::FindParts(const SessionIdentity& i
     if (const FoundTag* newest = NewestTag(tags.value(), identity.job)) found = *newest;
     const FoundAttempt* chosen = CompleteAttempt(found);
     if (chosen != nullptr && chosen->head().job != identity.job) {
-      spdlog::warn("event=checkpoint_of_another_job job={} tag={} step={} reason=\"{} has none of this job, but of {}\"",
-                   identity.job, found.tag, chosen->head().step, directory, chosen->head().job);
+      spdlog::warn(
+          "event=checkpoint_of_another_job job={} tag={} step={} reason=\"{} has none of this job, but of {}\"",
+          identity.job, found.tag, chosen->head().step, directory, chosen->head().job);
     }
   }
   const FoundAttempt* attempt = CompleteAttempt(found);
@@ -660,7 +661,8 @@ Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& fil
   }
   Parts found;
   std::vector<PartHead> heads;
-  uint64_t parts = 1, next = 0, left = kMaxManifestBytes;  // for all of them: the client may have made them to fill memory
+  uint64_t parts = 1, next = 0,
+           left = kMaxManifestBytes;  // for all of them: the client may have made them to fill memory
   for (; next < parts; ++next) {
     const std::string shown = "manifest " + std::to_string(next) + " that was passed";
     if (next >= files->size()) return Status::Invalid(shown + " is missing: there are " + std::to_string(parts));

@@ -98,10 +98,10 @@ int CheckpointTool(const std::vector<std::string>& arguments) {
   }
   bool right = true;
   const std::optional<std::string> tag = words.size() > 2 ? std::optional(words[2]) : std::nullopt;
-  const Result<std::string> report =
-      command == "list"     ? ListCheckpoints(words[1], CheckWorkingHeader)
-      : command == "verify" ? VerifyCheckpoint(words[1], tag, CheckWorkingHeader, &right)
-                            : RemoveCheckpoint(words[1], words[2], ReadWorkingHeader, &right);
+  const Result<std::string> report = command == "list" ? ListCheckpoints(words[1], CheckWorkingHeader)
+                                     : command == "verify"
+                                         ? VerifyCheckpoint(words[1], tag, CheckWorkingHeader, &right)
+                                         : RemoveCheckpoint(words[1], words[2], ReadWorkingHeader, &right);
   if (!report.ok()) {
     std::fprintf(stderr, "mlpo-daemon: %s\n", Safe(report.status().message()).c_str());
     return 1;

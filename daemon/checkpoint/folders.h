@@ -42,9 +42,9 @@ Result<bool> RemoveEmptyFolder(int parent_fd, const std::string& name, const std
 
 // A regular file below, with these flags of open(2). EINVAL if it is none.
 Result<UniqueFd> OpenFile(int folder_fd, const std::string& name, int flags, const std::string& shown);
-// The same of what is to be believed: EPERM unless it belongs to this user, to root, or to the owner of the directory of
-// checkpoints. Anybody may have put something into one that a group can write to. `directory`: that one's place from the
-// parent: "." of a tag's folder, ".." of a part's. A file is in a part's folder.
+// The same of what is to be believed: EPERM unless it belongs to this user, to root, or to the owner of the directory
+// of checkpoints. Anybody may have put something into one that a group can write to. `directory`: that one's place from
+// the parent: "." of a tag's folder, ".." of a part's. A file is in a part's folder.
 Result<UniqueFd> OpenBelievedFolder(int parent_fd, const std::string& name, const char* directory,
                                     const std::string& shown);
 Result<UniqueFd> OpenBelievedFile(int folder_fd, const std::string& name, int flags, const std::string& shown);
@@ -65,7 +65,8 @@ Result<uint64_t> InodeOf(int fd, const std::string& shown);
 Result<bool> IsNamed(int folder_fd, const std::string& name, int fd, const std::string& shown);
 
 // Which folder it is, whatever stands under its name later: another one made there, another file system mounted there.
-// `file_system` may change with a restart of the machine (XFS), so that equal marks are one folder, and other ones may be.
+// `file_system` may change with a restart of the machine (XFS), so that equal marks are one folder, and other ones may
+// be.
 struct FolderMark {
   uint64_t inode = 0;
   uint64_t file_system = 0;  // statfs(2)'s number, its kind where it has none; never 0 of a folder that is there

@@ -101,9 +101,9 @@ class Undo {
     if (!directory.ok()) return directory.status();
     const Result<FolderMark> mark = MarkOf(directory->get(), record_.directory);
     if (!mark.ok()) return mark.status();
-    const Status another(-ESTALE,
-                         record_.directory + " is another directory than the one that a part was begun in, or another "
-                                             "file system is mounted there");
+    const Status another(-ESTALE, record_.directory +
+                                      " is another directory than the one that a part was begun in, or another "
+                                      "file system is mounted there");
     if (mark.value().inode != record_.mark.inode) return another;
     // The roots of two file systems have one inode number. What is found is known by more than that, but what is not
     // found may be on the other one.

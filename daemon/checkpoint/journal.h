@@ -2,10 +2,10 @@
 // nothing there for good but parts that are complete.
 //
 // A record is a file of its own in <path>/mlpo/<uid>/<node>/checkpoints/, written before the part's first file has a
-// name and removed after the part's commit. A part that is removed has one, too, from before its manifest goes until all
-// of it has gone. What a record names is removed only if it is what the record says: below
-// the same directory, a regular file of ours with the same inode, with the header of that attempt and rank. Everything
-// may block: threads of saves.
+// name and removed after the part's commit. A part that is removed has one, too, from before its manifest goes until
+// all of it has gone. What a record names is removed only if it is what the record says: below the same directory, a
+// regular file of ours with the same inode, with the header of that attempt and rank. Everything may block: threads of
+// saves.
 #pragma once
 
 #include <cstdint>

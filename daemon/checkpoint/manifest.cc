@@ -322,7 +322,8 @@ class BodyReader {
     if (!reader.status().ok()) Refuse(reader.status());
     const auto compare = [&](uint64_t elements, const char* in) {
       if (elements != subgroup_.numel)
-        Refuse(Status::Invalid(who + " has " + (elements > subgroup_.numel ? "more" : "fewer") + " elements in its " + in));
+        Refuse(Status::Invalid(who + " has " + (elements > subgroup_.numel ? "more" : "fewer") + " elements in its " +
+                               in));
     };
     compare(held_, "tensors");
     compare(placed_, "blocks");
@@ -364,10 +365,10 @@ class BodyReader {
 
   const std::string& who_;
   Manifest* const manifest_;
-  std::string member_;     // of the body
-  std::string part_;       // member of the subgroup
-  int skipped_ = 0;        // depth of the unknown member that is being passed over
-  uint32_t values_ = 0;    // since the item or member began
+  std::string member_;   // of the body
+  std::string part_;     // member of the subgroup
+  int skipped_ = 0;      // depth of the unknown member that is being passed over
+  uint32_t values_ = 0;  // since the item or member began
   std::set<uint32_t> indices_;
   std::set<std::string> keys_;
   PartSubgroup subgroup_;  // that is being taken

@@ -20,8 +20,8 @@
 
 namespace mlpo {
 
-inline constexpr size_t kMaxHeadBytes = 4096;  // of the first line, with its end
-inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 28;  // a few for each 10^12 bytes of state are common
+inline constexpr size_t kMaxHeadBytes = 4096;                     // of the first line, with its end
+inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 28;  // 10^12 bytes of state need about 5 MB
 inline constexpr uint32_t kMaxWorldSize = 1u << 24;
 inline constexpr uint64_t kPartHeaderBytes = 4096;  // at the beginning of each data file
 
@@ -107,8 +107,8 @@ Result<PartHead> ParseHead(std::string_view text, const std::string& who);
 // Of the whole file, as far as the head tells: what its size must be.
 Result<uint64_t> ManifestFileBytes(std::string_view beginning, const std::string& who);
 // The whole text. EINVAL says what is wrong; everything in the result keeps its bounds: names, shapes, that tensors and
-// blocks follow each other and make up their subgroup, that blocks lie inside their files. Whatever the text, it needs no
-// more memory than the result, which is a few times the text at most.
+// blocks follow each other and make up their subgroup, that blocks lie inside their files. Whatever the text, it needs
+// no more memory than the result, which is a few times the text at most.
 Result<Manifest> ParseManifest(std::string_view text, const std::string& who);
 
 }  // namespace mlpo

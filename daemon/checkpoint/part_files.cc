@@ -53,9 +53,10 @@ Result<bool> IsMemory(int fd, const std::string& shown) {
 
 // What is removed under a save then is noticed at its commit only.
 void WarnOfNoLocks(const std::string& shown) {
-  spdlog::warn("event=checkpoint_unlocked file=\"{}\" reason=\"its file system has no locks (flock): whoever removes "
-               "checkpoints there, or saves under the same tag, may spoil a save that is under way\"",
-               shown);
+  spdlog::warn(
+      "event=checkpoint_unlocked file=\"{}\" reason=\"its file system has no locks (flock): whoever removes "
+      "checkpoints there, or saves under the same tag, may spoil a save that is under way\"",
+      shown);
 }
 
 }  // namespace
@@ -78,9 +79,10 @@ Result<std::unique_ptr<PartFiles>> PartFiles::Begin(Options options) {
       const Result<bool> memory = IsMemory(part->data_.get(), part->shown_);
       if (!memory.ok()) return memory.status();
       if (memory.value())
-        spdlog::warn("event=checkpoint_in_memory directory=\"{}\" reason=\"its file system is memory: a checkpoint there "
-                     "counts as the daemon's, and is gone with the machine\"",
-                     part->options_.directory);
+        spdlog::warn(
+            "event=checkpoint_in_memory directory=\"{}\" reason=\"its file system is memory: a checkpoint there "
+            "counts as the daemon's, and is gone with the machine\"",
+            part->options_.directory);
       return part;
     }
     if (status.os_errno() != ENOENT || !part->directory_) break;
@@ -112,8 +114,9 @@ Result<std::unique_ptr<PartFiles>> PartFiles::Adopt(Options options, UniqueFd da
     const Result<bool> memory = IsMemory(fds[i], shown);
     if (!memory.ok()) return memory.status();
     if (memory.value())
-      return Status::Invalid(shown + " that was passed is memory (memfd, tmpfs or huge pages), which a checkpoint would "
-                                     "take from the daemon: pass a file on storage");
+      return Status::Invalid(shown +
+                             " that was passed is memory (memfd, tmpfs or huge pages), which a checkpoint would "
+                             "take from the daemon: pass a file on storage");
     inodes[i] = st.st_ino;
     devices[i] = st.st_dev;
   }
@@ -200,7 +203,8 @@ Status PartFiles::MakeWay() {
       return found == nullptr || !found->complete();
     };
     std::vector<std::string> kept;
-    const Result<Removed> removed = RemoveOther(part_.get(), {options_.head.rank, attempt, nullptr, may_go, nullptr}, shown_, &kept);
+    const Result<Removed> removed =
+        RemoveOther(part_.get(), {options_.head.rank, attempt, nullptr, may_go, nullptr}, shown_, &kept);
     if (!removed.ok()) return removed.status();
     if (removed.value().live && attempt == own)
       return Status(-EEXIST, shown_ + ": another process is saving a part under this attempt, " + AttemptText(own) +
@@ -210,8 +214,8 @@ Status PartFiles::MakeWay() {
   return Status();
 }
 
-// Of the tag's attempts: *complete by their heads, and to be overwritten; or *hollow, of which files are gone. EEXIST if
-// one is complete and not to be overwritten. This one begins after all of them, whatever the clock says.
+// Of the tag's attempts: *complete by their heads, and to be overwritten; or *hollow, of which files are gone. EEXIST
+// if one is complete and not to be overwritten. This one begins after all of them, whatever the clock says.
 Status PartFiles::LookForComplete(std::set<AttemptId>* complete, std::set<AttemptId>* hollow) {
   PartHead& head = options_.head;
   const Result<FoundTag> found = ScanTag(directory_.get(), head.tag, options_.directory);
@@ -381,15 +385,15 @@ Status PartFiles::Commit(Manifest* manifest) {
   manifest_begun_ = true;
   status = CommitText(part_.get(), NewManifestName(attempt), ManifestName(attempt), text.value(), shown_);
   if (!status.ok()) {
-    // It may have its name already, and must not be counted: nobody knows whether it would be there tomorrow. Nobody has:
-    // it is locked.
+    // It may have its name already, and must not be counted: nobody knows whether it would be there tomorrow. Nobody
+    // has: it is locked.
     const Result<bool> removed = RemoveFile(part_.get(), ManifestName(attempt), shown_);
     if (!removed.ok()) spdlog::warn("event=checkpoint_part_left reason=\"{}\"", removed.status().message());
     return status;
   }
   committed_ = true;
-  // The part stands, and others may count it from here on; a record that stays is dropped by the next start, which finds
-  // the manifest. The folders have been durable since they were made.
+  // The part stands, and others may count it from here on; a record that stays is dropped by the next start, which
+  // finds the manifest. The folders have been durable since they were made.
   status = UnlockFile(data_.get(), shown_);
   if (status.ok()) status = SyncFolder(tag_.get(), ParentOf(shown_));
   if (status.ok()) status = SyncFolder(directory_.get(), options_.directory);
@@ -653,7 +657,8 @@ Result<bool> PartFiles::IsComplete(std::vector<std::string>* kept) const {
   const FoundAttempt* const last = CompleteAttempt(*found);
   if (last->id != head.attempt) {
     spdlog::warn(
-        "event=checkpoint_not_last tag={} step={} attempt={} reason=\"attempt {} of step {} and job {} is complete, too, "
+        "event=checkpoint_not_last tag={} step={} attempt={} reason=\"attempt {} of step {} and job {} is complete, "
+        "too, "
         "began later, and is what a restore takes\"",
         head.tag, head.step, AttemptText(head.attempt), AttemptText(last->id), last->head().step, last->head().job);
     return false;

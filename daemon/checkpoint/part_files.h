@@ -69,9 +69,9 @@ class PartFiles {
   // Removes everything that this object made. What it could not remove stays in the journal.
   Status Abandon();
 
-  // After Commit: whether all ranks' parts are there now, durably, and none that counts instead; false in files that were
-  // adopted. Then what earlier attempts under this tag have left goes, as far as it is this user's and not being saved;
-  // what could not be removed is named in *kept.
+  // After Commit: whether all ranks' parts are there now, durably, and none that counts instead; false in files that
+  // were adopted. Then what earlier attempts under this tag have left goes, as far as it is this user's and not being
+  // saved; what could not be removed is named in *kept.
   Result<bool> IsComplete(std::vector<std::string>* kept) const;
 
   // What is known of a part before it is removed.
@@ -93,9 +93,9 @@ class PartFiles {
     uint32_t files = 0;
     bool live = false;  // it is being saved, or removed, by somebody else
   };
-  // Removes one attempt's part: the manifest first, so that no half of it ever looks whole, and the first data file, with
-  // the lock, last. One that is being saved stays; so does what is not a file of that attempt and of this user. Both are
-  // named in *kept.
+  // Removes one attempt's part: the manifest first, so that no half of it ever looks whole, and the first data file,
+  // with the lock, last. One that is being saved stays; so does what is not a file of that attempt and of this user.
+  // Both are named in *kept.
   static Result<Removed> RemovePart(int part_fd, const Removal& removal, const std::string& shown,
                                     std::vector<std::string>* kept);
 

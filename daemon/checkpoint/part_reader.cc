@@ -52,8 +52,7 @@ Result<uint64_t> ReadPiece(int fd, const PartBlock& block, uint64_t piece, uint3
                            const std::string& shown) {
   const uint64_t array_bytes = StoredArrayBytes(block.count), at = piece * kPieceBytes;
   buffer->resize(std::min(kPieceBytes, array_bytes - at));
-  const Status read =
-      ReadAll(fd, buffer->data(), buffer->size(), block.offset + array * array_bytes + at, shown);
+  const Status read = ReadAll(fd, buffer->data(), buffer->size(), block.offset + array * array_bytes + at, shown);
   if (!read.ok()) return read;
   return XXH3_64bits(buffer->data(), buffer->size());
 }

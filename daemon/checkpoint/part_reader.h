@@ -1,10 +1,10 @@
-// PartReader: fills blocks of one subgroup from the parts of a checkpoint, as a plan says, and compares what it reads with
-// its hashes.
+// PartReader: fills blocks of one subgroup from the parts of a checkpoint, as a plan says, and compares what it reads
+// with its hashes.
 //
-// What has been compared is what is used: values are taken from the memory that was hashed, and never read again without
-// being compared again. A stored block that is needed in pieces is read whole the first time; then the hashes of its
-// pieces of 65536 elements are known, and after that only the pieces that are needed are read and compared. Thread-safe:
-// several threads fill blocks at a time; each call blocks on storage and needs a piece's memory.
+// What has been compared is what is used: values are taken from the memory that was hashed, and never read again
+// without being compared again. A stored block that is needed in pieces is read whole the first time; then the hashes
+// of its pieces of 65536 elements are known, and after that only the pieces that are needed are read and compared.
+// Thread-safe: several threads fill blocks at a time; each call blocks on storage and needs a piece's memory.
 #pragma once
 
 #include <atomic>
@@ -63,8 +63,8 @@ class OpenParts {
   const PartFileOpener open_;
   std::atomic<uint64_t> read_bytes_{0};
   std::mutex mutex_;
-  std::map<Key, OpenFile> files_;     // guarded by mutex_
-  std::list<Key> by_use_;             // likewise; the one used last at the back
+  std::map<Key, OpenFile> files_;      // guarded by mutex_
+  std::list<Key> by_use_;              // likewise; the one used last at the back
   std::map<BlockKey, Pieces> pieces_;  // likewise
 };
 

@@ -86,7 +86,7 @@ class RestorePlan {
   bool AreCopies(const Source& a, const Source& b) const;
   Status Choose(const TargetTensor& tensor, uint32_t own, bool all, const std::vector<Source>& found);
 
-  std::shared_ptr<const Parts> parts_;  // of all of the session's plans
+  std::shared_ptr<const Parts> parts_;        // of all of the session's plans
   std::vector<TargetTensor> tensors_;         // in ascending order of `first`
   std::vector<std::vector<Source>> sources_;  // per tensor
   std::vector<int64_t> steps_;                // likewise

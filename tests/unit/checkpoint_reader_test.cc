@@ -157,11 +157,11 @@ struct Reading {
     Result<std::vector<RestorePlan>> plans = RestorePlan::Make(parts, 0, 1, std::move(subgroups));
     INFO(plans.status().message());
     REQUIRE(plans.ok());
-    open = std::make_shared<OpenParts>([opened = opened, opener = FolderOpener(saved.directory, parts)](
-                                           uint32_t part, uint32_t file) {
-      ++*opened;
-      return opener(part, file);
-    });
+    open = std::make_shared<OpenParts>(
+        [opened = opened, opener = FolderOpener(saved.directory, parts)](uint32_t part, uint32_t file) {
+          ++*opened;
+          return opener(part, file);
+        });
     for (RestorePlan& plan : *plans)
       readers.push_back(std::make_shared<PartReader>(std::make_shared<const RestorePlan>(std::move(plan)), open));
   }
@@ -240,8 +240,8 @@ TEST_CASE("PartReader.WhatIsCutAlikeIsReadOnce") {
   CHECK(Fill(saved, 0, kNumel / 3, 30'000).read_bytes == fs::file_size(saved.Data(0)) - kPartHeaderBytes);
 }
 
-// Between two blocks that are filled from one that is stored, the page cache may have forgotten it, and the disk may say
-// something else now: what was right the first time is compared again.
+// Between two blocks that are filled from one that is stored, the page cache may have forgotten it, and the disk may
+// say something else now: what was right the first time is compared again.
 TEST_CASE("PartReader.WhatChangesAfterItWasComparedIsNoticed") {
   const Saved saved;
   const Reading reading(saved, {OfTensor(0, kNumel)});
@@ -301,7 +301,8 @@ TEST_CASE("PartReader.SmallRunsComeFromOneReading") {
   REQUIRE(reading.readers[0]->Fill(0, 9'000, target, &stored).ok());
   for (uint64_t i = 0; i < 9; ++i) {
     for (uint32_t array = 0; array < 3; ++array)
-      CHECK(std::memcmp(arrays[array].data() + i * 1'000, saved.arrays[array].data() + (8 - i) * 6'000 + 13, 4'000) == 0);
+      CHECK(std::memcmp(arrays[array].data() + i * 1'000, saved.arrays[array].data() + (8 - i) * 6'000 + 13, 4'000) ==
+            0);
   }
   CHECK(reading.open->read_bytes() == 2 * StoredBytes(30'000, kStoredAll));
 }
