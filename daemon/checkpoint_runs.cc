@@ -633,9 +633,16 @@ Result<CheckpointRuns::Parts> CheckpointRuns::FindParts(const SessionIdentity& i
     if (const FoundTag* newest = NewestTag(tags.value())) found = *newest;
   }
   const FoundAttempt* attempt = CompleteAttempt(found);
+  if (!source.attempt.zero()) {
+    const auto named = std::find_if(found.attempts.begin(), found.attempts.end(), [&](const FoundAttempt& other) {
+      return other.id == source.attempt && other.complete();
+    });
+    attempt = named == found.attempts.end() ? nullptr : &*named;
+  }
   if (attempt == nullptr) {
-    return Status(-ENOENT,
-                  directory + " has no complete checkpoint" + (source.tag ? " '" + *source.tag + "'" : std::string()));
+    return Status(-ENOENT, directory + " has no complete checkpoint" +
+                               (source.tag ? " '" + *source.tag + "'" : std::string()) +
+                               (source.attempt.zero() ? "" : " of attempt " + AttemptText(source.attempt)));
   }
   Result<RestorePlan::Parts> parts = ReadParts(directory_fd->get(), directory, *attempt, identity, subgroups);
   if (!parts.ok()) return parts.status();

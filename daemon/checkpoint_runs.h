@@ -83,6 +83,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   struct Source {
     std::string directory;
     std::optional<std::string> tag;  // nullopt: the newest that is complete
+    AttemptId attempt;               // of the tag; zero: the one that counts
     PassedFiles files;               // instead of both
   };
   struct Begun {

@@ -893,7 +893,7 @@ void Daemon::BeginRestore(const SessionIdentity& identity, const RestoreRequest&
     PostMain([this, identity, request, done, specs = loop_->Specs(identity.id)]() mutable {
       const std::optional<std::string> tag = request.tag.empty() ? std::nullopt : std::optional(request.tag);
       checkpoints_->Restore(
-          identity, {request.directory, tag, request.files}, std::move(specs),
+          identity, {request.directory, tag, AttemptId{request.attempt}, request.files}, std::move(specs),
           [done](Result<CheckpointRuns::Found> found) {
             if (!found.ok()) return done(found.status());
             done(RestoreBegun{found->attempt.bytes, found->tag, found->step, found->world_size, found->handle});

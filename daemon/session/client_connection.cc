@@ -366,6 +366,10 @@ Status ClientConnection::OnRestore(const Frame& frame) {
   if (asked == nullptr || asked->reserved != 0 || asked->tag_bytes > MLPO_MAX_TAG ||
       asked->directory_bytes > MLPO_MAX_DIRECTORY)
     return Broken("a RESTORE frame is broken");
+  AttemptBytes attempt{};
+  std::copy(std::begin(asked->attempt), std::end(asked->attempt), attempt.begin());
+  if (attempt != AttemptBytes{} && (asked->tag_bytes == 0 || asked->files > 0))
+    return Status::Invalid("RESTORE of an attempt, and not of a tag in a directory: say which tag it is one of");
   if (asked->files > 0) {
     if (asked->tag_bytes != 0 || asked->directory_bytes != 0) return Broken("RESTORE has both files and names");
     if (asked->files > MLPO_MAX_RESTORE_FILES)
@@ -383,6 +387,7 @@ Status ClientConnection::OnRestore(const Frame& frame) {
   restore_.emplace();
   restore_->directory.assign(asked->directory, asked->directory_bytes);
   restore_->tag.assign(asked->tag, asked->tag_bytes);
+  restore_->attempt = attempt;
   BeginRestore();
   return Status();
 }

@@ -35,7 +35,8 @@ struct CheckpointBegun {
 
 struct RestoreRequest {
   std::string directory;
-  std::string tag;  // "": the newest that is complete
+  std::string tag;         // "": the newest that is complete
+  AttemptBytes attempt{};  // of the tag; all zero: the one that counts
   // All parts' manifests, then their data files; nullptr: they are looked for in the directory.
   PassedFiles files;
 };

@@ -409,6 +409,12 @@ TEST_CASE("BadInput.CheckpointFramesAndWhatTheyPass") {
   REQUIRE(lives.Send(restore(MLPO_MAX_RESTORE_FILES + 1)));
   REQUIRE(lives.Send(more(0, 2), ends));  // was under way
   CHECK(refusal() == -E2BIG);
+  auto nameless = restore(0);  // an attempt, and no tag that it is one of
+  nameless.attempt[0] = 1;
+  nameless.directory_bytes = 4;
+  std::memcpy(nameless.directory, "/tmp", 4);
+  REQUIRE(lives.Send(nameless));
+  CHECK(refusal() == -EINVAL);
   auto relative = checkpoint(0);
   relative.directory[0] = 'x';
   REQUIRE(lives.Send(relative));

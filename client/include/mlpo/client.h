@@ -371,10 +371,12 @@ struct mlpo_restore_info {
   uint8_t attempt[16];
   char tag[136];
 };
-/* For the subgroups that are registered now. tag: NULL is the newest that is complete. -ENOENT: there is none; -EINVAL:
- * a tensor is not in it as it is here. */
-MLPO_API int mlpo_restore_begin(mlpo_client* client, const char* directory, const char* tag, int64_t timeout_ns,
-                                struct mlpo_restore_info* info);
+/* For the subgroups that are registered now. tag: NULL is the newest that is complete. attempt: 16 bytes, with a tag
+ * only; NULL: the one of the tag that counts. Another checkpoint may become complete between the calls of two ranks: let
+ * one of them begin without, and the others with the tag and the attempt of its info. -ENOENT: there is none, or not that
+ * attempt; -EINVAL: a tensor is not in it as it is here, or attempt without tag. */
+MLPO_API int mlpo_restore_begin(mlpo_client* client, const char* directory, const char* tag, const uint8_t* attempt,
+                                int64_t timeout_ns, struct mlpo_restore_info* info);
 /* The same from files that the caller has opened, for a daemon of another user: the manifests of all parts of one
  * checkpoint in the order of ranks, then the data files that they name, in their order; at most 4096 in all. They stay
  * the caller's. */
