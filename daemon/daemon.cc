@@ -922,9 +922,15 @@ void Daemon::MakeRoomForCopy(const SessionIdentity& identity, std::vector<bool> 
     if (storage->store) {
       storage->store->MakeNext(next, owner);
       status = storage->store->ReserveForCopy(shares_, uses);
+      const std::vector<FileId>& made = storage->store->next_files();
+      const bool any = std::any_of(made.begin(), made.end(), [](FileId file) { return file != kNone; });
+      if (!status.ok() && any) {
+        // Where the session stays in its files, what an earlier copy has had reserved there may do: all is copied.
+        const Status dropped = storage->store->DropNext();
+        if (!dropped.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", dropped.message());
+        status = storage->store->ReserveForCopy(shares_, uses);
+      }
       files = storage->store->next_files();
-      const Status dropped = status.ok() ? Status() : storage->store->DropNext();
-      if (!dropped.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", dropped.message());
     }
     PostMain([this, storage, more, done, status, files = std::move(files)]() mutable {
       if (status.ok()) return done(std::move(files));

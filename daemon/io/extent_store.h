@@ -48,8 +48,8 @@ class ExtentStore {
   Status RemoveOn(PathIndex path);
 
   // Further files on the paths where `wanted`, for what is written once those that are there now are left to a
-  // checkpoint; Reserve makes room in them beside that in the others. `owner`: with a generation of its own. Where none
-  // can be made, there is none: that is no error.
+  // checkpoint; ReserveForCopy makes room in them for their paths' whole share. `owner`: with a generation of its own.
+  // Where none can be made, there is none: that is no error.
   void MakeNext(const std::vector<bool>& wanted, const FileOwner& owner);
   // Per path; kNone where there is none.
   const std::vector<FileId>& next_files() const { return next_files_; }
@@ -66,8 +66,9 @@ class ExtentStore {
   Status MakeFile(size_t place);
   Status RemoveFile(size_t place, FileId file);
   Status DropNext(PathIndex path);
-  // What the session has on the path that it writes to, now or next.
-  uint64_t HasBytes(size_t place) const { return reserved_[place] + next_reserved_[place]; }
+  Status MakeRoom(const std::vector<double>& shares, uint64_t extents, bool copy, uint64_t extent_bytes,
+                  const std::string& what, const std::vector<bool>& uses);
+  Status Grow(size_t place, bool next, uint64_t bytes);
 
   std::vector<Place> places_;
   FileOwner owner_;
