@@ -681,6 +681,7 @@ void Scheduler::SubmitRestore(Session& session, const Request& request) {
                                                       " has an open window or an UPDATE that has not ended: a restore "
                                                       "would lose it; discard it first"));
   }
+  ++subgroup.restores_queued;
   Enqueue(subgroup, session, request);
   RunQueue(subgroup);
 }

@@ -623,6 +623,30 @@ TEST_CASE("Restore.OneThatFailsLeavesNoStateThatAnybodyCouldUse") {
   CHECK(tier.violation() == "");
 }
 
+// A slot may have its gradient and the parameters in the same bytes: a window that opened while the RESTORE waits would
+// have its gradient written over after its statistics were formed.
+TEST_CASE("Restore.NoWindowOpensBehindOneThatWaits") {
+  FakeTier tier(MakeOptions(40, 1), {{1e6, 1e6}});
+  tier.AddSubgroup(1, 1, {20 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  TrainStep(tier, 1, 1, 1);
+  REQUIRE(tier.scheduler().BeginRestore(1, 5));
+  REQUIRE(tier.BeginSave(1, 1, Pace()) != 0);
+  const uint64_t take = tier.Take(1, 1);  // flushes 20 blocks, 12 ms each
+  const uint64_t restore = tier.Restore(1, 1, 5);
+  const uint64_t stat = tier.Submit(1, MLPO_OP_STAT, 1, 0, 0, 0, 0);
+  CHECK(tier.completion(stat).detail == MLPO_SLOT_BUSY);
+  const uint64_t early = tier.Grad(1, 1, 2);
+  REQUIRE(tier.answered(early));
+  CHECK(tier.status(early) == MLPO_E_SLOT_BUSY);
+  CHECK_FALSE(tier.answered(take));
+  tier.RunUntilAnswered(restore);
+  CHECK(tier.status(take) == 0);
+  CHECK(tier.status(restore) == 0);
+  TrainStep(tier, 1, 1, 2);
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("Saves.KeptGradientsStayOutOfIt") {
   FakeTier tier(MakeOptions(3, 2), std::vector<FakeTier::PathSpeed>(2));
   tier.AddSubgroup(1, 1, {8 * kBlock}, MLPO_BFLOAT16);
