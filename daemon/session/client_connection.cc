@@ -81,7 +81,7 @@ void ClientConnection::OnReadable() {
   Frame& frame = server_->frame();
   for (int i = 0; i < kFramesPerTurn && !ended(); ++i) {
     Status status;
-    switch (frame.Receive(socket_.native_handle(), &status)) {
+    switch (frame.Receive(socket_.native_handle(), peer_.uid, &status)) {
       case Frame::Outcome::kNothing:
         return WaitForFrame();
       case Frame::Outcome::kClosed:
@@ -342,7 +342,11 @@ Status ClientConnection::OnCheckpoint(Frame& frame) {
   const Status own = passed ? Status() : CheckOwnUid(identity_.uid);
   if (!own.ok()) return own;
   CheckpointRequest request;
-  if (passed) request.files = ShareForeign(std::exchange(frame.fds(), {}));
+  if (passed) {
+    Result<ForeignFiles> files = ShareForeign(std::exchange(frame.fds(), {}), peer_.uid, 2);
+    if (!files.ok()) return files.status();
+    request.files = std::move(*files);
+  }
   request.directory.assign(asked->directory, asked->directory_bytes);
   request.tag.assign(asked->tag, asked->tag_bytes);
   request.step = asked->step;
@@ -376,10 +380,13 @@ Status ClientConnection::OnRestore(const Frame& frame) {
       return Status(-E2BIG, std::to_string(asked->files) + " files are more than " +
                                 std::to_string(MLPO_MAX_RESTORE_FILES) +
                                 ": restore by a daemon of your own, which opens them as it needs them");
+    Result<ForeignFiles> files = ShareForeign({}, peer_.uid, asked->files);
+    if (!files.ok()) return files.status();
     busy_ = false;  // its files come
     restore_.emplace();
-    restore_->files = ShareForeign({});
+    restore_->files = std::move(*files);
     restore_files_ = asked->files;
+    AwaitRestoreFiles();
     return Status();
   }
   const Status own = CheckOwnUid(identity_.uid);
@@ -404,10 +411,19 @@ Status ClientConnection::OnRestoreFiles(Frame& frame) {
   if (frame.seq() != seq_ || passed->first != files.size() || passed->count > restore_files_ - files.size())
     return Broken("RESTORE_FILES in a wrong order");
   for (UniqueFd& file : std::exchange(frame.fds(), {})) files.push_back(std::move(file));
-  if (files.size() < restore_files_) return Status();
+  if (files.size() < restore_files_) {
+    AwaitRestoreFiles();
+    return Status();
+  }
+  ClearDeadline();
   busy_ = true;
   BeginRestore();
   return Status();
+}
+
+// They count as the user's from the first on.
+void ClientConnection::AwaitRestoreFiles() {
+  SetDeadline(kHandshakeSeconds, "the next files of its RESTORE did not come");
 }
 
 void ClientConnection::BeginRestore() {

@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "daemon/base/unique_fd.h"
+#include "daemon/base/close_elsewhere.h"
 
 namespace mlpo {
 
 // Descriptors that a client of another user has passed, made by ShareForeign: whoever lets go of the last reference
 // does not wait until they are closed. Everything else that is done with them may hang: the client may serve them.
-using PassedFiles = std::shared_ptr<std::vector<UniqueFd>>;
+using PassedFiles = ForeignFiles;
 
 using AttemptBytes = std::array<uint8_t, 16>;
 
