@@ -75,7 +75,7 @@ class FakeTier : public SchedulerActions {
 
   // ---- Sessions ----
 
-  void AddSession(SessionId session, const std::string& job = "job");
+  void AddSession(SessionId session, const std::string& job = "job", uint32_t uid = 0);
   void AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts,
                    std::optional<mlpo_dtype> kept_as = std::nullopt);
   // Without a slot of its own: gradients and parameters of `kept_as`, in slots that SlotBytes() tells.
@@ -201,6 +201,10 @@ class FakeTier : public SchedulerActions {
   std::vector<std::pair<SessionId, uint32_t>> restores_ended;
   int steps_restored = 0;
   int64_t part_write_ns = 1000;
+  std::function<int64_t(uint64_t save)> part_write_time;  // instead, by save
+  std::optional<PathIndex> part_path;                     // instead, as long as the path needs beside all else
+  uint32_t part_writes = 0;                               // in flight
+  int64_t place_ns = 1000;                                // between a state's taking and its copying
   std::function<int(const Pin&)> part_fault;
   int small_pieces = 0;
   std::vector<PathIndex> evacuated;  // paths, as they were
@@ -251,6 +255,7 @@ class FakeTier : public SchedulerActions {
   class Outside;
 
   void EndTransfer(const Transfer& transfer);
+  void EndPart(uint64_t save, Pin& pin, BufferIndex buffer, int64_t started_ns);
   void Read(const Transfer& transfer, const File& file, bool again, Buffer* buffer);
   void Bring(const Transfer& transfer, const Stored& stored, bool again, Buffer* buffer);
   std::vector<uint8_t> Compare(const Op& op, const Block& block, const Buffer& buffer);
@@ -319,6 +324,7 @@ class FakeTier : public SchedulerActions {
   std::map<BlockName, uint64_t> in_parts_;  // by save, subgroup, index
   std::map<SessionId, int> saving_;         // saves that need the session's files
   std::map<uint64_t, SessionId> saver_;
+  std::map<uint64_t, std::function<void()>> to_parts_;  // what follows a write to one, by its transfer
   std::map<uint64_t, std::vector<bool>> clones_;          // by save
   FileId next_file_ = 1u << 24;                           // of a session that leaves one
   std::set<std::pair<PathIndex, FileId>> left_, unused_;  // that sessions have left; of these, that have no use
