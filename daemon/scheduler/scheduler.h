@@ -190,6 +190,8 @@ class Scheduler {
   // session has ended, or has begun another.
   uint64_t BeginSave(SessionId session, uint32_t handle, const CopyPace::Options& pace, std::vector<FileId> next_files,
                      int64_t now_ns);
+  // What pins and blocks have in the files that the session has left for the save: nothing else of these is used again.
+  std::vector<Extent> ExtentsLeft(const StateSave& save) const;
   // Copies what is not in the part already; `places` in the order of its pins.
   void CopyState(uint64_t save, const std::vector<PinPlace>& places, int64_t now_ns);
   // `hash`: of what was written.
@@ -251,7 +253,7 @@ class Scheduler {
   void Fill(PathIndex path, PathSnapshot* snapshot, int64_t now_ns) const;
   void Fill(SessionId session, SessionSnapshot* snapshot, int64_t now_ns) const;
   void Fill(uint64_t save, CheckpointSnapshot* snapshot, int64_t now_ns) const;
-  // The time that its copies take at most, with those of other saves to the same target; 0: it is not known.
+  // The time that its copies take at most, with those of other saves to the same target; 0: nothing is to be copied.
   double SaveBoundSeconds(uint64_t save) const;
   const CheckpointTotals& checkpoint_totals() const { return checkpoint_totals_; }
 

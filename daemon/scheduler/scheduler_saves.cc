@@ -143,7 +143,8 @@ void Scheduler::Fill(uint64_t number, CheckpointSnapshot* snapshot, int64_t now_
 
 double Scheduler::SaveBoundSeconds(uint64_t number) const {
   const auto it = saves_.find(number);
-  return it == saves_.end() ? 0 : BoundSeconds(*it->second);
+  const bool copies = it != saves_.end() && it->second->phase == StateSave::Phase::kCopying;
+  return copies ? BoundSeconds(*it->second) : 0;
 }
 
 // All that goes to the same target goes at the pace of one.
@@ -381,6 +382,23 @@ void Scheduler::LeaveFiles(StateSave& save) {
   for (const PathIndex i : unused) {
     actions_->FileUnused(session.id, i, std::exchange(save.old_files[i], kNone));
   }
+}
+
+// Blocks of subgroups that came after the TAKE, too: they may have been flushed before the session left its files.
+std::vector<Extent> Scheduler::ExtentsLeft(const StateSave& save) const {
+  std::vector<Extent> extents;
+  const auto note = [&](const Extent& extent) {
+    if (extent.path != kNone && save.old_files[extent.path] == extent.file) extents.push_back(extent);
+  };
+  for (const Pin& pin : save.pins) note(pin.extent);
+  const Session* session = Find(save.session_id);
+  if (session == nullptr) return extents;
+  for (const auto& [id, subgroup] : session->subgroups) {
+    for (const Block& block : subgroup->blocks) {
+      if (block.pin == nullptr) note(block.extent);  // else it is the pin's
+    }
+  }
+  return extents;
 }
 
 // Whether something is still being written to a file that its session has left: blocks of subgroups that were pinned

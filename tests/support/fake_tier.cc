@@ -234,6 +234,7 @@ void FakeTier::StatePinned(const StateSave& save) {
   if (std::exchange(known.pinned, true)) Violate("a state was pinned twice");
   if (gone_.contains(save.session_id)) Violate("the state of a session that is gone was pinned");
   known.left = std::any_of(save.next_files.begin(), save.next_files.end(), [](FileId file) { return file != kNone; });
+  if (on_pinned) on_pinned(save);
 }
 
 void FakeTier::FileUnused(SessionId session, PathIndex path, FileId file) {
@@ -255,6 +256,7 @@ void FakeTier::StateTaken(const StateSave& save) {
     for (const auto& [id, transfer] : moving_[{i, save.old_files[i]}])
       if (transfer.direction == Direction::kWrite) Violate("a file is handed over that is being written");
   }
+  GiveBackUnused(save);
   std::vector<PinPlace> places;
   uint64_t offset = options_.extents_offset_bytes;
   for (const Pin& pin : save.pins) {
@@ -277,6 +279,31 @@ void FakeTier::StateTaken(const StateSave& save) {
   At(now_ns_ + place_ns, [this, number = save.id, places = std::move(places)] {
     Call([&] { scheduler_->CopyState(number, places, now_ns_); });
   });
+}
+
+// All but what is in use: whoever reads anything else reads garbage.
+void FakeTier::GiveBackUnused(const StateSave& save) {
+  const std::vector<Extent> used = scheduler_->ExtentsLeft(save);
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (save.old_files[i] == kNone) continue;
+    File& file = files_[{i, save.old_files[i]}];
+    std::erase_if(file, [&](const auto& stored) {
+      return std::none_of(used.begin(), used.end(), [&](const Extent& extent) {
+        return extent.path == i && Overlap(options_.extents_offset_bytes + extent.offset, extent.bytes, stored.first,
+                                           stored.second.bytes);
+      });
+    });
+  }
+}
+
+uint64_t FakeTier::left_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& place : left_) {
+    const auto found = files_.find(place);
+    if (found == files_.end()) continue;
+    for (const auto& [offset, stored] : found->second) bytes += stored.bytes;
+  }
+  return bytes;
 }
 
 uint64_t FakeTier::StoredAt(PathIndex path, FileId file, uint64_t offset) const {

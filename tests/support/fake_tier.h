@@ -182,6 +182,8 @@ class FakeTier : public SchedulerActions {
                      std::vector<bool> clones = {});
   // Whether all that was handed over is still as it was.
   bool HandedOverIsUnchanged() const;
+  // That are stored in files that sessions have left.
+  uint64_t left_bytes() const;
   size_t files_unused() const { return unused_.size(); }
   uint64_t Take(SessionId session, uint32_t handle) {
     return Submit(session, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_TAKE, handle, 0);
@@ -190,6 +192,7 @@ class FakeTier : public SchedulerActions {
     return Submit(session, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_SAVED, handle, 0);
   }
   const Save& save(uint64_t number) { return saves_[number]; }
+  std::function<void(const StateSave&)> on_pinned;
   // The state of a block, as a token that no other state of any block has; 0: it was never written. In a part: 0 if it
   // was all zero there.
   uint64_t VersionOf(SessionId session, SubgroupId id, uint32_t block) { return versions_[{session, id, block}]; }
@@ -264,6 +267,7 @@ class FakeTier : public SchedulerActions {
   void CheckAlone(const Transfer& transfer);
   // The token of a state that is stored there; garbage if it is none.
   uint64_t StoredAt(PathIndex path, FileId file, uint64_t offset) const;
+  void GiveBackUnused(const StateSave& save);
   void Add(SessionId session, SubgroupSpec spec, const std::vector<uint64_t>& tensor_counts);
   uint64_t Submit(Request request);
   void CheckSlot(const Op& op);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -365,6 +366,29 @@ TEST_CASE("C20_WhatIsOnPersistentPathsIsHandedOverOrClonedAndNeverTouchedAgain")
         CHECK(tier.scheduler().idle());
       }
     }
+  }
+}
+
+// Extents that blocks had in earlier steps go back to the file system, which the session cannot use any more.
+TEST_CASE("Saves.AFileThatIsHandedOverKeepsWhatIsInUseAndNothingElse") {
+  for (const bool kept : {false, true}) {
+    INFO("gradients are kept " << kept);
+    FakeTier tier(MakeOptions(4, 2), std::vector<FakeTier::PathSpeed>(2));
+    tier.AddSubgroup(1, 1, {20 * kBlock}, kept ? std::optional(MLPO_BFLOAT16) : std::nullopt);
+    tier.WriteState(1, 1, MLPO_PART_STATE);
+    const uint32_t blocks = Scheduler::BlockCount(tier.scheduler().FindSubgroup(1, 1)->spec, kBlock);
+    for (uint32_t epoch = 1; epoch <= 4; ++epoch) TrainStep(tier, 1, 1, epoch);
+    const Versions taken = Now(tier, 1, 1, blocks);
+    const uint64_t save = tier.BeginSave(1, 1, Pace(), {true, true});
+    const uint64_t take = tier.Take(1, 1);
+    tier.RunUntilAnswered(take);
+    REQUIRE(tier.status(take) == 0);
+    RunUntilCopied(tier, save);
+    if (!kept) CHECK(tier.left_bytes() == tier.completion(take).value);
+    CHECK(IsInPart(tier, save, taken));
+    for (uint32_t epoch = 5; epoch <= 7; ++epoch) TrainStep(tier, 1, 1, epoch);
+    CHECK(tier.HandedOverIsUnchanged());
+    CHECK(tier.violation() == "");
   }
 }
 
