@@ -860,7 +860,7 @@ void Daemon::SetStaging(SessionId session, std::byte* data, uint64_t bytes, std:
 }
 
 void Daemon::SessionEnded(const SessionIdentity& identity) {
-  checkpoints_->SessionEnded(identity);
+  checkpoints_->SessionEnded(identity, sessions_->RanksOf(identity.uid, identity.job) == 0);
   loop_->Post([this, id = identity.id] { loop_->EndSession(id); });
 }
 
@@ -875,6 +875,7 @@ void Daemon::BeginCheckpoint(const SessionIdentity& identity, const CheckpointRe
   save.attempt = AttemptId{request.attempt};
   save.overwrite = request.overwrite;
   save.ranks_here = request.ranks_here;
+  save.newest_session = request.newest_session;
   save.files = request.files;
   checkpoints_->Begin(identity, save, [this, id = identity.id, done](Result<CheckpointRuns::Begun> begun) {
     if (!begun.ok()) return done(begun.status());
@@ -961,11 +962,13 @@ void Daemon::RemoveLeft(SessionId session, PathIndex path, FileId file) {
   });
 }
 
+// Also of one that has no files yet: it may get some before its state is taken.
 void Daemon::HoldFiles(SessionId session, bool needed) {
+  if (needed && sessions_->Find(session) != nullptr && !storages_.contains(session))
+    storages_[session] = std::make_shared<Storage>();
   const auto found = storages_.find(session);
-  if (found == storages_.end()) return;
+  if (found == storages_.end()) return;  // it has ended
   Storage& storage = *found->second;
-  if (!needed && storage.saves == 0) return;  // it was made after the save began, which has nothing in it then
   storage.saves += needed ? 1 : -1;
   if (storage.saves > 0 || !storage.gone) return;
   RemoveFiles(session, found->second);

@@ -353,6 +353,7 @@ Status ClientConnection::OnCheckpoint(Frame& frame) {
   std::copy(std::begin(asked->attempt), std::end(asked->attempt), request.attempt.begin());
   request.overwrite = asked->flags & MLPO_CHECKPOINT_OVERWRITE;
   request.ranks_here = server_->RanksOf(identity_.uid, identity_.job);
+  request.newest_session = server_->newest_session();
   server_->host().BeginCheckpoint(identity_, request, [self = shared_from_this()](Result<CheckpointBegun> begun) {
     if (self->ended()) return;
     if (!begun.ok()) return self->Refuse(begun.status());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "daemon/base/close_elsewhere.h"
+#include "daemon/types/ids.h"
 
 namespace mlpo {
 
@@ -23,8 +24,9 @@ struct CheckpointRequest {
   uint64_t step = 0;
   AttemptBytes attempt{};  // all zero: the daemon chooses
   bool overwrite = false;
-  uint32_t ranks_here = 0;  // of the job, connected to this daemon
-  PassedFiles files;        // the part's data file and manifest; nullptr: they are made in the directory
+  uint32_t ranks_here = 0;       // of the job, connected to this daemon
+  SessionId newest_session = 0;  // the last that anybody has
+  PassedFiles files;             // the part's data file and manifest; nullptr: they are made in the directory
 };
 
 struct CheckpointBegun {

@@ -524,7 +524,8 @@ TEST_CASE("BadInput.DescriptorsWhoseClosingHangsHoldUpNobody") {
     frame.flags = MLPO_CHECKPOINT_FILES;
     frame.tag_bytes = 1;
     frame.tag[0] = 't';
-    return session.Send(frame, fds);
+    session.Send(frame, fds);
+    return false;  // who refuses it closes them first
   });
   trainer.Step();
   Client late = Connect(daemon.socket(), "late");
@@ -566,4 +567,49 @@ TEST_CASE("BadInput.DescriptorsThatAreHeldHaveALimitAndATime") {
     return refusal(two) == -EINVAL;
   }));
   CHECK(daemon.running());
+}
+
+// Each has a thread of the daemon's, which stays with the file that it hangs in.
+TEST_CASE("BadInput.CheckpointsThatHangOfEndedSessionsHaveALimit") {
+  DaemonProcess daemon({.memory = "1MiB"});
+  constexpr int kRounds = 4, kSessions = 16;
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const mlpo::UniqueFd read_end(ends[0]), write_end(ends[1]);
+  auto frame = mlpo::MakeFrame<mlpo_checkpoint>(MLPO_FRAME_CHECKPOINT, 7);
+  frame.flags = MLPO_CHECKPOINT_FILES;
+  frame.tag_bytes = 1;
+  frame.tag[0] = 't';
+  std::vector<std::unique_ptr<SlowClose>> slow;
+  for (int round = 0; round < kRounds; ++round) {
+    std::vector<std::unique_ptr<RawSession>> sessions;
+    for (int i = 0; i < kSessions; ++i) {
+      sessions.push_back(std::make_unique<RawSession>(daemon.socket(), MakeHello("job" + std::to_string(i))));
+      slow.push_back(std::make_unique<SlowClose>());
+    }
+    daemon.Signal(SIGSTOP);  // so that it has the last descriptor of each
+    for (int i = 0; i < kSessions; ++i) {
+      const mlpo::UniqueFd file = slow[static_cast<size_t>(round * kSessions + i)]->Take();
+      const int fds[] = {file.get(), ends[1]};
+      REQUIRE(sessions[static_cast<size_t>(i)]->Send(frame, fds));
+      sessions[static_cast<size_t>(i)]->Close();
+    }
+    daemon.Signal(SIGCONT);
+    REQUIRE(Eventually([&] { return DaemonStatus(daemon.socket()).at("sessions").empty(); }));
+  }
+  RawSession one_more(daemon.socket(), MakeHello("one-more"));
+  REQUIRE(one_more.Send(frame, ends));
+  REQUIRE(one_more.Receive());
+  REQUIRE(one_more.type() == MLPO_FRAME_ERROR);
+  CHECK(one_more.As<mlpo_error>().status == MLPO_E_QUOTA);
+  Client client = Connect(daemon.socket(), "trains");
+  ReferenceTrainer trainer(client, {});
+  trainer.Step();
+  CHECK(trainer.Difference() == "");
+  for (const auto& file : slow) file->Release();
+  CHECK(Eventually([&] {
+    REQUIRE(one_more.Send(frame, ends));
+    REQUIRE(one_more.Receive());
+    return one_more.As<mlpo_error>().status == -EINVAL;  // pipes are no files
+  }));
 }
