@@ -352,11 +352,14 @@ struct mlpo_checkpoint_info {
  * user's and no files were given, -EINVAL, -ETIMEDOUT. */
 MLPO_API int mlpo_checkpoint_begin(mlpo_client* client, const struct mlpo_checkpoint_options* options,
                                    int64_t timeout_ns, struct mlpo_checkpoint_info* info);
-/* Result: value is the bytes that are being copied. MLPO_ERR_SLOT_BUSY: a window is open; MLPO_ERR_TORN. */
+/* Result: value is the bytes that are being copied. MLPO_ERR_SLOT_BUSY: a window is open; MLPO_ERR_TORN. -ESTALE:
+ * subgroups were registered since begin; abandon it, and begin anew. MLPO_ERR_IO: a path does not answer, or cannot be
+ * written; this checkpoint has failed, and training goes on. */
 MLPO_API int mlpo_checkpoint_take(mlpo_client* client, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
 /* Result: value is 1 if the parts of all ranks are there. */
 MLPO_API int mlpo_checkpoint_saved(mlpo_client* client, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
-/* Gives it up: nothing of it stays. */
+/* Gives it up: nothing of it stays. -EALREADY: it is too late, all has been copied and is being made durable; saved says
+ * how that ends. */
 MLPO_API int mlpo_checkpoint_abandon(mlpo_client* client, uint32_t handle, int64_t timeout_ns);
 
 /* 1 if somebody has asked for a checkpoint (mlpo-ctl checkpoint request) since this client began its last one, else 0.
