@@ -3,6 +3,7 @@
 #include "daemon/checkpoint_runs.h"
 
 #include <fcntl.h>
+#include <linux/falloc.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/random.h>

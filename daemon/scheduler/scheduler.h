@@ -553,7 +553,6 @@ class Scheduler {
   void FailStuck();
   void FailHung();
   Failure HasHung(PathIndex path, int64_t hung_ns, const Block& block) const;
-  Failure HasHung(PathIndex path, int64_t hung_ns, const Block& block) const;
   void StartProbes();
   int64_t NextProbe() const;
   bool IsHanging(PathIndex path) const { return model_.IsHanging(path, now_ns_); }

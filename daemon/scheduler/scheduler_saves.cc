@@ -387,6 +387,8 @@ void Scheduler::LeaveFiles(StateSave& save) {
 // Blocks of subgroups that came after the TAKE, too: they may have been flushed before the session left its files.
 std::vector<Extent> Scheduler::ExtentsLeft(const StateSave& save) const {
   std::vector<Extent> extents;
+  if (std::all_of(save.old_files.begin(), save.old_files.end(), [](FileId file) { return file == kNone; }))
+    return extents;
   const auto note = [&](const Extent& extent) {
     if (extent.path != kNone && save.old_files[extent.path] == extent.file) extents.push_back(extent);
   };

@@ -3,9 +3,7 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "daemon/base/close_elsewhere.h"
 #include "daemon/types/ids.h"
