@@ -122,7 +122,7 @@ Result<dev_t> DeviceOf(int fd, const std::string& shown) {
 
 struct CheckpointRuns::Run {
   SessionIdentity identity;
-  std::shared_ptr<const Held> held;
+  std::shared_ptr<const Ticket> ticket;
   Save save;
   uint32_t handle = 0;
   std::function<void(Result<Begun>)> done;  // until it has been called; main thread
@@ -182,14 +182,14 @@ void CheckpointRuns::Stop() {
 }
 
 // In the main thread. Refused while too much hangs already: each has threads, which are everybody's.
-Result<std::shared_ptr<CheckpointRuns::Held>> CheckpointRuns::Hold(const SessionIdentity& identity) {
-  std::erase_if(held_, [](const auto& held) { return held.expired(); });
+Result<std::shared_ptr<CheckpointRuns::Ticket>> CheckpointRuns::TakeTicket(const SessionIdentity& identity) {
+  std::erase_if(tickets_, [](const auto& ticket) { return ticket.expired(); });
   uint32_t of_session = 0, of_ended = 0;
-  for (const std::weak_ptr<Held>& weak : held_) {
-    const std::shared_ptr<Held> held = weak.lock();
-    if (held == nullptr) continue;
-    of_session += held->session == identity.id;
-    of_ended += held->ended && held->uid == identity.uid;
+  for (const std::weak_ptr<Ticket>& weak : tickets_) {
+    const std::shared_ptr<Ticket> ticket = weak.lock();
+    if (ticket == nullptr) continue;
+    of_session += ticket->session == identity.id;
+    of_ended += ticket->ended && ticket->uid == identity.uid;
   }
   if (of_session >= kMostOfSession) {
     return Status(-EBUSY, std::to_string(of_session) +
@@ -197,13 +197,13 @@ Result<std::shared_ptr<CheckpointRuns::Held>> CheckpointRuns::Hold(const Session
   }
   if (of_ended >= kMostOfEnded) {
     return Status(MLPO_E_QUOTA, std::to_string(of_ended) + " checkpoints and restores of ended sessions of uid " +
-                                    std::to_string(identity.uid) +
-                                    " have not ended, at most " + std::to_string(kMostOfEnded) +
+                                    std::to_string(identity.uid) + " have not ended, at most " +
+                                    std::to_string(kMostOfEnded) +
                                     " may: their directories do not answer; mlpo-ctl status has them");
   }
-  auto held = std::make_shared<Held>(Held{identity.uid, identity.id});
-  held_.push_back(held);
-  return held;
+  auto ticket = std::make_shared<Ticket>(Ticket{identity.uid, identity.id});
+  tickets_.push_back(ticket);
+  return ticket;
 }
 
 // In the run's thread, behind its steps before.
@@ -312,11 +312,11 @@ GcReport CheckpointRuns::CollectGarbage(bool dry_run) {
 // ---- Saving ----
 
 void CheckpointRuns::Begin(const SessionIdentity& identity, const Save& save, std::function<void(Result<Begun>)> done) {
-  const Result<std::shared_ptr<Held>> held = Hold(identity);
-  if (!held.ok()) return done(held.status());
+  const Result<std::shared_ptr<Ticket>> ticket = TakeTicket(identity);
+  if (!ticket.ok()) return done(ticket.status());
   auto run = std::make_shared<Run>();
   run->identity = identity;
-  run->held = held.value();
+  run->ticket = ticket.value();
   run->save = save;
   run->done = std::move(done);
   run->handle = next_handle_++;
@@ -342,8 +342,8 @@ void CheckpointRuns::Begin(const SessionIdentity& identity, const Save& save, st
     std::array<uint8_t, 16> random{};
     if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
       return refuse(Status::Errno(errno, "getrandom"));
-    const Result<AttemptId> attempt = attempts_.Choose(
-        SaveOf(*run), {identity.rank, identity.id, save.newest_session, save.ranks_here}, random);
+    const Result<AttemptId> attempt =
+        attempts_.Choose(SaveOf(*run), {identity.rank, identity.id, save.newest_session, save.ranks_here}, random);
     if (!attempt.ok()) return refuse(attempt.status());
     const std::lock_guard lock(mutex_);
     recorded_.erase({run->save.attempt, identity.rank});
@@ -673,9 +673,9 @@ void CheckpointRuns::End(const std::shared_ptr<Run>& run, const Status& status) 
 // What goes into files that its client has passed is nobody's any more.
 void CheckpointRuns::SessionEnded(const SessionIdentity& identity, bool last) {
   if (last) attempts_.Forget(identity.uid, identity.job);
-  for (const std::weak_ptr<Held>& weak : held_) {
-    const std::shared_ptr<Held> held = weak.lock();
-    if (held != nullptr && held->session == identity.id) held->ended = true;
+  for (const std::weak_ptr<Ticket>& weak : tickets_) {
+    const std::shared_ptr<Ticket> ticket = weak.lock();
+    if (ticket != nullptr && ticket->session == identity.id) ticket->ended = true;
   }
   const auto [begin, end] = passed_.equal_range(identity.id);
   for (auto it = begin; it != end; ++it) {
@@ -781,15 +781,15 @@ Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& fil
 
 void CheckpointRuns::Restore(const SessionIdentity& identity, const Source& source, std::vector<SubgroupSpec> subgroups,
                              std::function<void(Result<Found>)> done) {
-  const Result<std::shared_ptr<Held>> held = Hold(identity);
-  if (!held.ok()) return done(held.status());
+  const Result<std::shared_ptr<Ticket>> ticket = TakeTicket(identity);
+  if (!ticket.ok()) return done(ticket.status());
   Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("checkpoint", 1);
   if (!thread.ok()) return done(thread.status());
   Result<std::shared_ptr<LooseThreads>> readers = LooseThreads::Start("ckpt-read", options_.readers);
   if (!readers.ok()) return done(readers.status());
   auto run = std::make_shared<Run>();
   run->identity = identity;
-  run->held = held.value();
+  run->ticket = ticket.value();
   run->handle = next_handle_++;
   run->thread = std::move(*thread);
   Step(run, [this, run, source, subgroups = std::move(subgroups), readers = std::move(*readers), done] {
@@ -808,7 +808,7 @@ void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Sourc
   Result<Parts> found = source.files ? PassedParts(source.files) : FindParts(identity, source, targets);
   if (!found.ok()) return fail(found.status());
   // Whoever reads has it, too: also a thread that hangs in a file, long after its session has ended.
-  found->open = [held = run->held, open = std::move(found->open)](uint32_t part, uint32_t file) {
+  found->open = [ticket = run->ticket, open = std::move(found->open)](uint32_t part, uint32_t file) {
     return open(part, file);
   };
   std::map<SubgroupId, std::shared_ptr<PartReader>> readers;

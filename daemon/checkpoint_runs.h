@@ -11,8 +11,8 @@
 // Begin and Restore: the main thread, where `done` is called, too, at most once: not if it hangs. Each save and each
 // restore has threads of its own: whatever hangs in somebody's directory, or in files that a client has passed and
 // serves itself, holds up that one and nothing else. Nor does the daemon's end wait for it: these threads, and this
-// object with them, stay until they come back, and find then that Stop has been called. How many of a user's may stay so
-// has a limit: threads have one, too.
+// object with them, stay until they come back, and find then that Stop has been called. How many of a user's may stay
+// so has a limit: threads have one, too.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -122,7 +122,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
  private:
   struct Run;
   // Has threads that may hang: there is one as long as anything of the save, or of the restore, is in one of them.
-  struct Held {
+  struct Ticket {
     const uint32_t uid;
     const SessionId session;
     bool ended = false;  // the session has; main thread
@@ -141,7 +141,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   class OnPaths;
 
   static AttemptTable::Save SaveOf(const Run& run);
-  Result<std::shared_ptr<Held>> Hold(const SessionIdentity& identity);
+  Result<std::shared_ptr<Ticket>> TakeTicket(const SessionIdentity& identity);
   void Step(const std::shared_ptr<Run>& run, std::function<void()> work);
   void ToMain(std::function<void()> work);
   void ToData(std::function<void()> work);
@@ -175,7 +175,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   const Options options_;
   AttemptTable attempts_;                                // main thread
   uint32_t next_handle_ = 1;                             // main thread
-  std::vector<std::weak_ptr<Held>> held_;                // main thread
+  std::vector<std::weak_ptr<Ticket>> tickets_;           // main thread
   std::multimap<SessionId, std::weak_ptr<Run>> passed_;  // main thread: saves into files that a client has passed
 
   std::mutex mutex_;

@@ -74,8 +74,9 @@ class Book {
     const auto found = users_.find(uid);
     const uint64_t has = found == users_.end() ? 0 : found->second.count;
     const auto refuse = [&](const std::string& whose, uint64_t used, uint64_t limit) {
-      return Status(MLPO_E_QUOTA, whose + " has " + std::to_string(used) + " descriptors that clients have passed, and " +
-                                      std::to_string(more) + " more are above " + std::to_string(limit) +
+      return Status(MLPO_E_QUOTA, whose + " has " + std::to_string(used) +
+                                      " descriptors that clients have passed, and " + std::to_string(more) +
+                                      " more are above " + std::to_string(limit) +
                                       ": let ranks restore one after another, raise the daemon's RLIMIT_NOFILE, or "
                                       "run a daemon as uid " +
                                       std::to_string(uid));

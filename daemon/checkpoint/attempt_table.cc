@@ -7,8 +7,7 @@ namespace mlpo {
 Result<AttemptId> AttemptTable::Choose(const Save& save, const Rank& rank,
                                        const std::array<uint8_t, 16>& random_bytes) {
   const auto found = saves_.find(save);
-  if (found != saves_.end() && rank.session <= found->second.newest &&
-      found->second.ranks.insert(rank.rank).second)
+  if (found != saves_.end() && rank.session <= found->second.newest && found->second.ranks.insert(rank.rank).second)
     return found->second.attempt;
   if (rank.here < save.world_size)
     return Status::Invalid("of " + std::to_string(save.world_size) + " ranks of job '" + save.job + "' " +

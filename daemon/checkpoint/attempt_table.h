@@ -39,8 +39,8 @@ class AttemptTable {
     SessionId newest = 0;  // the number of the last session of anybody's
     uint32_t here = 0;     // how many ranks of the job are connected to this daemon
   };
-  // EINVAL if it is the first of the save, and some ranks are elsewhere: no daemon can tell ranks on other nodes what it
-  // has chosen.
+  // EINVAL if it is the first of the save, and some ranks are elsewhere: no daemon can tell ranks on other nodes what
+  // it has chosen.
   Result<AttemptId> Choose(const Save& save, const Rank& rank, const std::array<uint8_t, 16>& random_bytes);
   // The rank's save with it has not begun: if it asks again, it gets the same.
   void Return(const Save& save, uint32_t rank, const AttemptId& attempt);

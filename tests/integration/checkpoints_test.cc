@@ -1,5 +1,5 @@
-// Checkpoints of a real daemon: which attempt is saved and restored, what becomes of one that is given up at any moment,
-// and what room there is. That a checkpoint is the state as it was taken is compared with the scalar reference.
+// Checkpoints of a real daemon: which attempt is saved and restored, what becomes of one that is given up at any
+// moment, and what room there is. That a checkpoint is the state as it was taken is compared with the scalar reference.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -95,8 +95,8 @@ Restored Restore(Client& client, mlpo::Subgroup& subgroup, const std::string& di
   mlpo_restore_info info = {};
   info.struct_size = sizeof info;
   Restored restored;
-  restored.code = mlpo_restore_begin(client.get(), directory.c_str(), tag, attempt ? attempt->data() : nullptr,
-                                     kPatienceNs, &info);
+  restored.code =
+      mlpo_restore_begin(client.get(), directory.c_str(), tag, attempt ? attempt->data() : nullptr, kPatienceNs, &info);
   if (restored.code != 0) return restored;
   restored.step = info.step;
   std::memcpy(restored.attempt.data(), info.attempt, restored.attempt.size());
@@ -329,7 +329,8 @@ TEST_CASE("Checkpoint.AFileThatIsHandedOverIsSmallAndTheNextOneHasRoom") {
   constexpr uint64_t kNumel = 102'400, kBlocks = 25, kExtentBytes = 3 * 16384, kHeaderBytes = 4096;
   DaemonProcess daemon({.paths = 1, .path_settings = {"persistent = true\n"}});
   const std::string directory = DirectoryOf(daemon), elsewhere = "/dev/shm";
-  struct stat here {}, there {};
+  struct stat here {
+  }, there{};
   REQUIRE(::stat(directory.c_str(), &here) == 0);
   Client client = Connect(daemon.socket());
   TrainerOptions options;

@@ -289,8 +289,8 @@ void FakeTier::GiveBackUnused(const StateSave& save) {
     File& file = files_[{i, save.old_files[i]}];
     std::erase_if(file, [&](const auto& stored) {
       return std::none_of(used.begin(), used.end(), [&](const Extent& extent) {
-        return extent.path == i && Overlap(options_.extents_offset_bytes + extent.offset, extent.bytes, stored.first,
-                                           stored.second.bytes);
+        return extent.path == i &&
+               Overlap(options_.extents_offset_bytes + extent.offset, extent.bytes, stored.first, stored.second.bytes);
       });
     });
   }

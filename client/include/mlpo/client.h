@@ -358,8 +358,8 @@ MLPO_API int mlpo_checkpoint_begin(mlpo_client* client, const struct mlpo_checkp
 MLPO_API int mlpo_checkpoint_take(mlpo_client* client, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
 /* Result: value is 1 if the parts of all ranks are there. */
 MLPO_API int mlpo_checkpoint_saved(mlpo_client* client, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
-/* Gives it up: nothing of it stays. -EALREADY: it is too late, all has been copied and is being made durable; saved says
- * how that ends. */
+/* Gives it up: nothing of it stays. -EALREADY: it is too late, all has been copied and is being made durable; saved
+ * says how that ends. */
 MLPO_API int mlpo_checkpoint_abandon(mlpo_client* client, uint32_t handle, int64_t timeout_ns);
 
 /* 1 if somebody has asked for a checkpoint (mlpo-ctl checkpoint request) since this client began its last one, else 0.
@@ -375,9 +375,9 @@ struct mlpo_restore_info {
   char tag[136];
 };
 /* For the subgroups that are registered now. tag: NULL is the newest that is complete. attempt: 16 bytes, with a tag
- * only; NULL: the one of the tag that counts. Another checkpoint may become complete between the calls of two ranks: let
- * one of them begin without, and the others with the tag and the attempt of its info. -ENOENT: there is none, or not that
- * attempt; -EINVAL: a tensor is not in it as it is here, or attempt without tag. */
+ * only; NULL: the one of the tag that counts. Another checkpoint may become complete between the calls of two ranks:
+ * let one of them begin without, and the others with the tag and the attempt of its info. -ENOENT: there is none, or
+ * not that attempt; -EINVAL: a tensor is not in it as it is here, or attempt without tag. */
 MLPO_API int mlpo_restore_begin(mlpo_client* client, const char* directory, const char* tag, const uint8_t* attempt,
                                 int64_t timeout_ns, struct mlpo_restore_info* info);
 /* The same from files that the caller has opened, for a daemon of another user: the manifests of all parts of one
