@@ -199,7 +199,7 @@ Result<std::shared_ptr<CheckpointRuns::Ticket>> CheckpointRuns::TakeTicket(const
     return Status(MLPO_E_QUOTA, std::to_string(of_ended) + " checkpoints and restores of ended sessions of uid " +
                                     std::to_string(identity.uid) + " have not ended, at most " +
                                     std::to_string(kMostOfEnded) +
-                                    " may: their directories do not answer; mlpo-ctl status has them");
+                                    " may: their directories, or who serves the files that they passed, do not answer");
   }
   auto ticket = std::make_shared<Ticket>(Ticket{identity.uid, identity.id});
   tickets_.push_back(ticket);

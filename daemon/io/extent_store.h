@@ -38,7 +38,8 @@ class ExtentStore {
                  const std::vector<bool>& uses);
   // What has been reserved, with the paths of `uses` alone: whether another could be emptied.
   Status ReserveAgain(const std::vector<double>& shares, const std::vector<bool>& uses);
-  // Room for as much again, while a checkpoint holds the first: ENOSPC as above. ReserveAgain does not ask for it.
+  // Room for as much again, while a checkpoint holds the first: ENOSPC as above. ReserveAgain does not ask for it. Next
+  // files that there is no room for at all are dropped.
   Status ReserveForCopy(const std::vector<double>& shares, const std::vector<bool>& uses);
   // Files on paths that are used and have none: which were made.
   std::vector<std::pair<PathIndex, FileId>> AddMissing(const std::vector<bool>& uses);

@@ -250,6 +250,19 @@ TEST_CASE("ExtentStore.ANextFileWithoutRoomIsRefused") {
   CHECK(store->ReserveForCopy({1}, paths.all()).ok());
 }
 
+TEST_CASE("ExtentStore.APathWithoutRoomForANextFileKeepsItsOwn") {
+  Paths paths(2, {5 * kExtentBytes, 0});
+  const auto store = Make(paths, paths.all());
+  REQUIRE(store->Reserve({0.5, 0.5}, 8, kExtentBytes, "the state", paths.all()).ok());
+  store->MakeNext({true, false}, {1000, "job", 3, 8});
+  REQUIRE(store->next_files()[0] != kNone);
+  REQUIRE(store->ReserveForCopy({0.5, 0.5}, paths.all()).ok());
+  CHECK(store->next_files()[0] == kNone);
+  CHECK(paths.Extents(0) == 5);
+  CHECK(paths.Extents(1) == 12);  // of 16, all but the 4 that the first has of the state
+  CHECK(store->Remove().ok());
+}
+
 // A session that ends does not wait for a path that hangs; its file goes when the path answers.
 TEST_CASE("ExtentStore.AFileOnAPathThatHangsGoesLater") {
   Paths paths(2);
