@@ -97,8 +97,8 @@ Status ExtentStore::ReserveAgain(const std::vector<double>& shares, const std::v
 
 Status ExtentStore::ReserveForCopy(const std::vector<double>& shares, const std::vector<bool>& uses) {
   if (extents_ == 0) return Status();
-  const Status reserved = MakeRoom(shares, extents_, /*copy=*/true, extent_bytes_,
-                                   what_ + ", and as much again while it is saved,", uses);
+  const Status reserved =
+      MakeRoom(shares, extents_, /*copy=*/true, extent_bytes_, what_ + ", and as much again while it is saved,", uses);
   if (!reserved.ok()) return reserved;
   // A path without any room for a next file keeps the one that it has, and is copied.
   for (size_t i = 0; i < places_.size(); ++i) {
