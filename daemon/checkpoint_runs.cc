@@ -3,6 +3,7 @@
 #include "daemon/checkpoint_runs.h"
 
 #include <fcntl.h>
+#include <linux/falloc.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/random.h>
@@ -14,6 +15,7 @@
 #include <boost/asio/post.hpp>
 #include <cerrno>
 #include <chrono>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -29,6 +31,10 @@ using boost::asio::post;
 namespace {
 
 constexpr auto kStopPatience = std::chrono::seconds(5);  // at the daemon's end, for steps that are being carried out
+// Saves and restores that are still under way, or hang: of a session (which may have one and four that it has not
+// ended), and of a user's sessions that have ended, whose saves go on.
+constexpr uint32_t kMostOfSession = 16;
+constexpr uint32_t kMostOfEnded = 64;
 
 int64_t UnixNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -82,6 +88,28 @@ int CloneRange(int source, uint64_t from, uint64_t bytes, int target, uint64_t t
   return ::ioctl(target, FICLONERANGE, &range) == 0 ? 0 : errno;
 }
 
+// Gives back the space of a working file that nothing is in, of [kFileHeaderBytes, size) all but these extents: it was
+// made for what training may write, and the file is a checkpoint's from now on. What cannot be given back stays. The
+// bytes that are left, the last of which is in use.
+uint64_t GiveBackUnused(int fd, std::vector<Extent> used, uint64_t size, const std::string& shown) {
+  std::sort(used.begin(), used.end(), [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
+  uint64_t at = Path::kFileHeaderBytes;
+  int error = 0;
+  for (const Extent& extent : used) {
+    const uint64_t first = Path::kFileHeaderBytes + extent.offset;
+    if (first > at && error == 0 &&
+        ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
+                    static_cast<off_t>(first - at)) != 0)
+      error = errno;
+    at = std::max(at, first + extent.bytes);
+  }
+  if (at < size && ::ftruncate(fd, static_cast<off_t>(at)) != 0) error = errno;
+  if (error != 0 && error != EOPNOTSUPP)
+    spdlog::warn("event=checkpoint_space_kept file={} reason=\"{}\"", shown,
+                 Status::Errno(error, "giving unused space back").message());
+  return at;
+}
+
 Result<dev_t> DeviceOf(int fd, const std::string& shown) {
   struct stat st;
   if (::fstat(fd, &st) != 0) return Status::Errno(errno, "looking at " + shown);
@@ -92,6 +120,7 @@ Result<dev_t> DeviceOf(int fd, const std::string& shown) {
 
 struct CheckpointRuns::Run {
   SessionIdentity identity;
+  std::shared_ptr<const Ticket> ticket;
   Save save;
   uint32_t handle = 0;
   std::function<void(Result<Begun>)> done;  // until it has been called; main thread
@@ -99,7 +128,8 @@ struct CheckpointRuns::Run {
   std::shared_ptr<const UniqueFd> journal;  // that `files` are recorded in
   std::unique_ptr<PartFiles> files;         // its thread
   std::vector<Way> ways;                    // per path; its thread
-  double write_bytes_per_s = 0;             // of the part's device, if it is a path's
+  dev_t device = 0;                         // of the part; its thread
+  double write_bytes_per_s = 0;             // of that, if it is a path's
   std::vector<FileId> next_files;           // made by make_room
   bool left = false;                        // the session goes on in them
   bool held = false;                        // hold_files has been called; its thread
@@ -147,6 +177,31 @@ void CheckpointRuns::Stop() {
   if (!changed_.wait_for(lock, kStopPatience, [this] { return steps_ == 0; }))
     spdlog::warn("event=checkpoints_hang steps={} reason=\"their directories or files do not answer\"", steps_);
   changed_.wait(lock, [this] { return on_paths_ == 0; });  // a path that hangs: the daemon's end has a deadline
+}
+
+// In the main thread. Refused while too much hangs already: each has threads, which are everybody's.
+Result<std::shared_ptr<CheckpointRuns::Ticket>> CheckpointRuns::TakeTicket(const SessionIdentity& identity) {
+  std::erase_if(tickets_, [](const auto& ticket) { return ticket.expired(); });
+  uint32_t of_session = 0, of_ended = 0;
+  for (const std::weak_ptr<Ticket>& weak : tickets_) {
+    const std::shared_ptr<Ticket> ticket = weak.lock();
+    if (ticket == nullptr) continue;
+    of_session += ticket->session == identity.id;
+    of_ended += ticket->ended && ticket->uid == identity.uid;
+  }
+  if (of_session >= kMostOfSession) {
+    return Status(-EBUSY, std::to_string(of_session) +
+                              " checkpoints and restores of the session have not ended, or their files do not answer");
+  }
+  if (of_ended >= kMostOfEnded) {
+    return Status(MLPO_E_QUOTA, std::to_string(of_ended) + " checkpoints and restores of ended sessions of uid " +
+                                    std::to_string(identity.uid) + " have not ended, at most " +
+                                    std::to_string(kMostOfEnded) +
+                                    " may: their directories, or who serves the files that they passed, do not answer");
+  }
+  auto ticket = std::make_shared<Ticket>(Ticket{identity.uid, identity.id});
+  tickets_.push_back(ticket);
+  return ticket;
 }
 
 // In the run's thread, behind its steps before.
@@ -255,8 +310,11 @@ GcReport CheckpointRuns::CollectGarbage(bool dry_run) {
 // ---- Saving ----
 
 void CheckpointRuns::Begin(const SessionIdentity& identity, const Save& save, std::function<void(Result<Begun>)> done) {
+  const Result<std::shared_ptr<Ticket>> ticket = TakeTicket(identity);
+  if (!ticket.ok()) return done(ticket.status());
   auto run = std::make_shared<Run>();
   run->identity = identity;
+  run->ticket = ticket.value();
   run->save = save;
   run->done = std::move(done);
   run->handle = next_handle_++;
@@ -282,7 +340,8 @@ void CheckpointRuns::Begin(const SessionIdentity& identity, const Save& save, st
     std::array<uint8_t, 16> random{};
     if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
       return refuse(Status::Errno(errno, "getrandom"));
-    const Result<AttemptId> attempt = attempts_.Choose(SaveOf(*run), identity.rank, save.ranks_here, random);
+    const Result<AttemptId> attempt =
+        attempts_.Choose(SaveOf(*run), {identity.rank, identity.id, save.newest_session, save.ranks_here}, random);
     if (!attempt.ok()) return refuse(attempt.status());
     const std::lock_guard lock(mutex_);
     recorded_.erase({run->save.attempt, identity.rank});
@@ -353,6 +412,7 @@ Status CheckpointRuns::ChooseWays(Run& run) {
   run.ways.assign(options_.paths.size(), Way::kCopied);
   const Result<dev_t> device = DeviceOf(run.files->data_fd(), run.files->shown());
   if (!device.ok()) return device.status();
+  run.device = device.value();
   const OnPaths on_paths(this);
   if (!on_paths) return Status(-ESHUTDOWN, "the daemon is stopping");
   const Way otherwise = run.save.files ? Way::kCopied : Way::kHandedOver;
@@ -384,6 +444,7 @@ void CheckpointRuns::BeginTaking(const std::shared_ptr<Run>& run) {
     pace.share = options_.copy_share;
     pace.write_bytes_per_s = run->write_bytes_per_s;
     pace.burst_bytes = 2 * options_.buffer_bytes;
+    pace.target = run->device;
     DataLoop::SaveEvents events;
     events.shown.job = run->identity.job;
     events.shown.uid = run->identity.uid;
@@ -413,16 +474,27 @@ void CheckpointRuns::BeginTaking(const std::shared_ptr<Run>& run) {
 // Pinned: from here on it is known where each block is.
 void CheckpointRuns::Taken(const std::shared_ptr<Run>& run, const std::shared_ptr<TakenState>& state) {
   DataLoop* const loop = options_.loop;
-  Result<std::shared_ptr<PartWriter>> writer = Place(*run, *state);
-  if (!writer.ok()) {
-    return ToData([loop, run, status = writer.status()] { loop->FailSave(run->number, status); });
+  const Result<Placed> placed = Place(*run, *state);
+  if (!placed.ok()) {
+    return ToData([loop, run, status = placed.status()] { loop->FailSave(run->number, status); });
   }
-  ToData([loop, run, state, writer = std::move(*writer)] { loop->CopyState(run->number, state, writer); });
+  ToData([this, loop, run, state, placed = placed.value()] {
+    loop->CopyState(run->number, state, placed.writer);
+    ToMain([run, copied_bytes = placed.copied_bytes, cloned_bytes = placed.cloned_bytes,
+            handed_over_bytes = placed.handed_over_bytes, bound_s = loop->SaveBoundSeconds(run->number)] {
+      spdlog::info(
+          "event=checkpoint_taken job={} rank={} tag={} step={} attempt={} copied_bytes={} cloned_bytes={} "
+          "handed_over_bytes={} bound_s={:.0f}",
+          run->identity.job, run->identity.rank, run->save.tag, run->save.step, AttemptText(run->save.attempt),
+          copied_bytes, cloned_bytes, handed_over_bytes, bound_s);
+    });
+  });
 }
 
 // Gives each block its place in the part: first the files that are handed over, then what is to be copied, behind it
-// what is cloned. The writer is nullptr if nothing is to be copied.
-Result<std::shared_ptr<PartWriter>> CheckpointRuns::Place(Run& run, TakenState& state) {
+// what is cloned.
+Result<CheckpointRuns::Placed> CheckpointRuns::Place(Run& run, TakenState& state) {
+  Placed placed;
   Manifest& manifest = state.manifest;
   manifest.files = {PartFile{}};
   std::optional<OnPaths> on_paths;  // not while a client's own files are waited for
@@ -431,7 +503,7 @@ Result<std::shared_ptr<PartWriter>> CheckpointRuns::Place(Run& run, TakenState& 
     return Status(-ESHUTDOWN, "the daemon is stopping");
   const Result<std::vector<uint32_t>> handed = HandOver(run, state);  // 0: not; else the place in manifest.files
   if (!handed.ok()) return handed.status();
-  uint64_t offset = kPartHeaderBytes, kept_bytes = 0;
+  uint64_t offset = kPartHeaderBytes;
   std::vector<size_t> cloned;
   const auto put = [&](size_t i) {
     const TakenState::Source& source = state.sources[i];
@@ -447,7 +519,7 @@ Result<std::shared_ptr<PartWriter>> CheckpointRuns::Place(Run& run, TakenState& 
       block.file = handed.value()[source.path];
       block.offset = source.offset;
       state.places[i].there = true;
-      kept_bytes += source.bytes;
+      placed.handed_over_bytes += source.bytes;
     } else if (run.ways[source.path] == Way::kCloned) {
       cloned.push_back(i);
     } else {
@@ -467,32 +539,26 @@ Result<std::shared_ptr<PartWriter>> CheckpointRuns::Place(Run& run, TakenState& 
     cloned.clear();
   }
   if (!status.ok()) return status;
-  uint64_t copied_bytes = 0, cloned_bytes = 0;
   for (size_t i = 0; i < state.sources.size(); ++i) {
     const TakenState::Source& source = state.sources[i];
     if (source.path == kNone) continue;
     if (!state.places[i].there) {
-      copied_bytes += source.bytes;
+      placed.copied_bytes += source.bytes;
       continue;
     }
     PartBlock& block = manifest.subgroups[source.subgroup].blocks[source.block];
-    if (block.file == 0) cloned_bytes += source.bytes;
+    if (block.file == 0) placed.cloned_bytes += source.bytes;
     manifest.hashed = manifest.hashed && source.hashed;
     block.hash = source.hash;
   }
-  const double least = options_.copy_share * run.write_bytes_per_s;
-  spdlog::info(
-      "event=checkpoint_taken job={} rank={} tag={} step={} attempt={} copied_bytes={} cloned_bytes={} "
-      "handed_over_bytes={} bound_s={:.0f}",
-      run.identity.job, run.identity.rank, run.save.tag, run.save.step, AttemptText(run.save.attempt), copied_bytes,
-      cloned_bytes, kept_bytes, least > 0 ? static_cast<double>(copied_bytes) / least : 0);
-  if (copied_bytes == 0) return std::shared_ptr<PartWriter>();
+  if (placed.copied_bytes == 0) return placed;
   DataLoop* const loop = options_.loop;
   Result<std::unique_ptr<PartWriter>> writer = PartWriter::Start(
       run.files->data_fd(), /*direct=*/true, options_.writers, run.files->shown(),
       [loop](const PartWriter::Written& written) { loop->Post([loop, written] { loop->PartWritten(written); }); });
   if (!writer.ok()) return writer.status();
-  return std::shared_ptr<PartWriter>(std::move(*writer));
+  placed.writer = std::move(*writer);
+  return placed;
 }
 
 // Per path: the place in the manifest of the file that was handed over; 0: none, and its blocks are copied.
@@ -512,11 +578,16 @@ Result<std::vector<uint32_t>> CheckpointRuns::HandOver(Run& run, TakenState& sta
       if (!synced.ok()) return synced;
       struct stat st;
       if (::fstat(leaving.fd, &st) != 0) return Status::Errno(errno, "looking at " + leaving.shown);
-      part.bytes = static_cast<uint64_t>(st.st_size);
+      const auto size = static_cast<uint64_t>(st.st_size);
       const Result<uint32_t> index =
           run.files->HandOver(leaving.folder_fd, leaving.name, leaving.fd, part.origin, leaving.shown, &moved);
-      if (index.ok()) part.index = index.value();
-      return index.status();
+      if (!index.ok()) return index.status();
+      part.index = index.value();
+      std::vector<Extent> used;
+      std::copy_if(state.left.begin(), state.left.end(), std::back_inserter(used),
+                   [i](const Extent& extent) { return extent.path == i; });
+      part.bytes = GiveBackUnused(leaving.fd, std::move(used), size, leaving.shown);
+      return Status();
     });
     if (status.ok()) {
       handed[i] = static_cast<uint32_t>(state.manifest.files.size());
@@ -602,8 +673,12 @@ void CheckpointRuns::End(const std::shared_ptr<Run>& run, const Status& status) 
 }
 
 // What goes into files that its client has passed is nobody's any more.
-void CheckpointRuns::SessionEnded(const SessionIdentity& identity) {
-  attempts_.Forget(identity.uid, identity.job);
+void CheckpointRuns::SessionEnded(const SessionIdentity& identity, bool last) {
+  if (last) attempts_.Forget(identity.uid, identity.job);
+  for (const std::weak_ptr<Ticket>& weak : tickets_) {
+    const std::shared_ptr<Ticket> ticket = weak.lock();
+    if (ticket != nullptr && ticket->session == identity.id) ticket->ended = true;
+  }
   const auto [begin, end] = passed_.equal_range(identity.id);
   for (auto it = begin; it != end; ++it) {
     DataLoop* const loop = options_.loop;
@@ -641,9 +716,16 @@ Result<CheckpointRuns::Parts> CheckpointRuns::FindParts(const SessionIdentity& i
     }
   }
   const FoundAttempt* attempt = CompleteAttempt(found);
+  if (!source.attempt.zero()) {
+    const auto named = std::find_if(found.attempts.begin(), found.attempts.end(), [&](const FoundAttempt& other) {
+      return other.id == source.attempt && other.complete();
+    });
+    attempt = named == found.attempts.end() ? nullptr : &*named;
+  }
   if (attempt == nullptr) {
-    return Status(-ENOENT,
-                  directory + " has no complete checkpoint" + (source.tag ? " '" + *source.tag + "'" : std::string()));
+    return Status(-ENOENT, directory + " has no complete checkpoint" +
+                               (source.tag ? " '" + *source.tag + "'" : std::string()) +
+                               (source.attempt.zero() ? "" : " of attempt " + AttemptText(source.attempt)));
   }
   Result<RestorePlan::Parts> parts = ReadParts(directory_fd->get(), directory, *attempt, identity, subgroups);
   if (!parts.ok()) return parts.status();
@@ -711,22 +793,27 @@ Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& fil
 
 void CheckpointRuns::Restore(const SessionIdentity& identity, const Source& source, std::vector<SubgroupSpec> subgroups,
                              std::function<void(Result<Found>)> done) {
-  const uint32_t handle = next_handle_++;
+  const Result<std::shared_ptr<Ticket>> ticket = TakeTicket(identity);
+  if (!ticket.ok()) return done(ticket.status());
   Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("checkpoint", 1);
   if (!thread.ok()) return done(thread.status());
   Result<std::shared_ptr<LooseThreads>> readers = LooseThreads::Start("ckpt-read", options_.readers);
   if (!readers.ok()) return done(readers.status());
   auto run = std::make_shared<Run>();
+  run->identity = identity;
+  run->ticket = ticket.value();
+  run->handle = next_handle_++;
   run->thread = std::move(*thread);
-  Step(run, [this, identity, source, subgroups = std::move(subgroups), handle, readers = std::move(*readers), done] {
-    BeginRestoring(identity, source, subgroups, handle, readers, done);
+  Step(run, [this, run, source, subgroups = std::move(subgroups), readers = std::move(*readers), done] {
+    BeginRestoring(run, source, subgroups, readers, done);
   });
 }
 
-void CheckpointRuns::BeginRestoring(const SessionIdentity& identity, const Source& source,
-                                    const std::vector<SubgroupSpec>& subgroups, uint32_t handle,
+void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Source& source,
+                                    const std::vector<SubgroupSpec>& subgroups,
                                     const std::shared_ptr<LooseThreads>& threads,
                                     const std::function<void(Result<Found>)>& done) {
+  const SessionIdentity& identity = run->identity;
   const auto fail = [&](const Status& status) { ToMain([done, status] { done(status); }); };
   std::vector<std::vector<TargetTensor>> targets;
   for (const SubgroupSpec& spec : subgroups) targets.push_back(TargetsOf(spec));
@@ -735,6 +822,10 @@ void CheckpointRuns::BeginRestoring(const SessionIdentity& identity, const Sourc
   Result<std::vector<RestorePlan>> plans =
       RestorePlan::Make(found->parts, identity.rank, identity.world_size, std::move(targets));
   if (!plans.ok()) return fail(plans.status());
+  // Whoever reads has it, too: also a thread that hangs in a file, long after its session has ended.
+  found->open = [ticket = run->ticket, open = std::move(found->open)](uint32_t part, uint32_t file) {
+    return open(part, file);
+  };
   const auto open = std::make_shared<OpenParts>(found->open);
   std::map<SubgroupId, std::shared_ptr<PartReader>> readers;
   for (size_t i = 0; i < subgroups.size(); ++i) {
@@ -742,7 +833,7 @@ void CheckpointRuns::BeginRestoring(const SessionIdentity& identity, const Sourc
         std::make_shared<PartReader>(std::make_shared<const RestorePlan>(std::move((*plans)[i])), open);
   }
   const PartHead& head = found->attempt.head();
-  const Found answer{found->attempt.id, head.tag, head.step, head.world_size, handle};
+  const Found answer{found->attempt.id, head.tag, head.step, head.world_size, run->handle};
   DataLoop* const loop = options_.loop;
   ToData([this, loop, id = identity.id, answer, readers = std::move(readers), threads, done]() mutable {
     const bool begun = loop->BeginRestore(id, answer.handle, std::move(readers), threads);

@@ -11,7 +11,8 @@
 // Begin and Restore: the main thread, where `done` is called, too, at most once: not if it hangs. Each save and each
 // restore has threads of its own: whatever hangs in somebody's directory, or in files that a client has passed and
 // serves itself, holds up that one and nothing else. Nor does the daemon's end wait for it: these threads, and this
-// object with them, stay until they come back, and find then that Stop has been called.
+// object with them, stay until they come back, and find then that Stop has been called. How many of a user's may stay
+// so has a limit: threads have one, too.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -77,13 +78,15 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
     uint64_t step = 0;
     AttemptId attempt;  // zero: chosen here
     bool overwrite = false;
-    uint64_t bytes = 0;       // that the state has at most
-    uint32_t ranks_here = 0;  // of the job, connected to this daemon
-    PassedFiles files;        // of a client of another user: its session has to see it to its end
+    uint64_t bytes = 0;            // that the state has at most
+    uint32_t ranks_here = 0;       // of the job, connected to this daemon
+    SessionId newest_session = 0;  // the last that anybody has
+    PassedFiles files;             // of a client of another user: its session has to see it to its end
   };
   struct Source {
     std::string directory;
     std::optional<std::string> tag;  // nullopt: the newest that is complete
+    AttemptId attempt;               // of the tag; zero: the one that counts
     PassedFiles files;               // instead of both
   };
   struct Begun {
@@ -108,7 +111,8 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   // `subgroups`: of the session, as registered.
   void Restore(const SessionIdentity& identity, const Source& source, std::vector<SubgroupSpec> subgroups,
                std::function<void(Result<Found>)> done);
-  void SessionEnded(const SessionIdentity& identity);
+  // `last`: its job has no other here.
+  void SessionEnded(const SessionIdentity& identity, bool last);
 
   // What earlier daemons left, by the journals of all paths: these are read before it returns, and so before any save
   // begins; the rest has a thread of its own. Once, at the start.
@@ -118,6 +122,12 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
 
  private:
   struct Run;
+  // Has threads that may hang: there is one as long as anything of the save, or of the restore, is in one of them.
+  struct Ticket {
+    const uint32_t uid;
+    const SessionId session;
+    bool ended = false;  // the session has; main thread
+  };
   // How the blocks of a path get into a part.
   enum class Way : uint8_t { kCopied, kCloned, kHandedOver };
 
@@ -132,6 +142,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   class OnPaths;
 
   static AttemptTable::Save SaveOf(const Run& run);
+  Result<std::shared_ptr<Ticket>> TakeTicket(const SessionIdentity& identity);
   void Step(const std::shared_ptr<Run>& run, std::function<void()> work);
   void ToMain(std::function<void()> work);
   void ToData(std::function<void()> work);
@@ -146,12 +157,18 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   Status ChooseWays(Run& run);
   void BeginTaking(const std::shared_ptr<Run>& run);
   void Taken(const std::shared_ptr<Run>& run, const std::shared_ptr<TakenState>& state);
-  Result<std::shared_ptr<PartWriter>> Place(Run& run, TakenState& state);
+  // What is to be copied, by whom, and what is not; for the log.
+  struct Placed {
+    std::shared_ptr<PartWriter> writer;  // nullptr: nothing is
+    uint64_t copied_bytes = 0;
+    uint64_t cloned_bytes = 0;
+    uint64_t handed_over_bytes = 0;
+  };
+  Result<Placed> Place(Run& run, TakenState& state);
   Result<std::vector<uint32_t>> HandOver(Run& run, TakenState& state) const;
   bool Clone(const Run& run, const TakenState& state) const;
-  void BeginRestoring(const SessionIdentity& identity, const Source& source, const std::vector<SubgroupSpec>& subgroups,
-                      uint32_t handle, const std::shared_ptr<LooseThreads>& readers,
-                      const std::function<void(Result<Found>)>& done);
+  void BeginRestoring(const std::shared_ptr<Run>& run, const Source& source, const std::vector<SubgroupSpec>& subgroups,
+                      const std::shared_ptr<LooseThreads>& readers, const std::function<void(Result<Found>)>& done);
   void Copied(const std::shared_ptr<Run>& run, const Failure& failure, std::shared_ptr<Manifest> manifest);
   void DropNext(const std::shared_ptr<Run>& run);
   void End(const std::shared_ptr<Run>& run, const Status& status);
@@ -159,6 +176,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   const Options options_;
   AttemptTable attempts_;                                // main thread
   uint32_t next_handle_ = 1;                             // main thread
+  std::vector<std::weak_ptr<Ticket>> tickets_;           // main thread
   std::multimap<SessionId, std::weak_ptr<Run>> passed_;  // main thread: saves into files that a client has passed
 
   std::mutex mutex_;

@@ -860,7 +860,7 @@ void Daemon::SetStaging(SessionId session, std::byte* data, uint64_t bytes, std:
 }
 
 void Daemon::SessionEnded(const SessionIdentity& identity) {
-  checkpoints_->SessionEnded(identity);
+  checkpoints_->SessionEnded(identity, sessions_->RanksOf(identity.uid, identity.job) == 0);
   loop_->Post([this, id = identity.id] { loop_->EndSession(id); });
 }
 
@@ -877,6 +877,7 @@ void Daemon::BeginCheckpoint(const SessionIdentity& identity, const CheckpointRe
   const auto state = storages_.find(identity.id);
   save.bytes = state == storages_.end() ? 0 : state->second->blocks * pool_->buffer_bytes();
   save.ranks_here = request.ranks_here;
+  save.newest_session = request.newest_session;
   save.files = request.files;
   checkpoints_->Begin(identity, save, [bytes = save.bytes, done](Result<CheckpointRuns::Begun> begun) {
     if (!begun.ok()) return done(begun.status());
@@ -894,7 +895,7 @@ void Daemon::BeginRestore(const SessionIdentity& identity, const RestoreRequest&
     PostMain([this, identity, request, done, specs = loop_->Specs(identity.id)]() mutable {
       const std::optional<std::string> tag = request.tag.empty() ? std::nullopt : std::optional(request.tag);
       checkpoints_->Restore(
-          identity, {request.directory, tag, request.files}, std::move(specs),
+          identity, {request.directory, tag, AttemptId{request.attempt}, request.files}, std::move(specs),
           [done](Result<CheckpointRuns::Found> found) {
             if (!found.ok()) return done(found.status());
             done(RestoreBegun{found->attempt.bytes, found->tag, found->step, found->world_size, found->handle});
@@ -923,9 +924,15 @@ void Daemon::MakeRoomForCopy(const SessionIdentity& identity, std::vector<bool> 
     if (storage->store) {
       storage->store->MakeNext(next, owner);
       status = storage->store->ReserveForCopy(shares_, uses);
+      const std::vector<FileId>& made = storage->store->next_files();
+      const bool any = std::any_of(made.begin(), made.end(), [](FileId file) { return file != kNone; });
+      if (!status.ok() && any) {
+        // Where the session stays in its files, what an earlier copy has had reserved there may do: all is copied.
+        const Status dropped = storage->store->DropNext();
+        if (!dropped.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", dropped.message());
+        status = storage->store->ReserveForCopy(shares_, uses);
+      }
       files = storage->store->next_files();
-      const Status dropped = status.ok() ? Status() : storage->store->DropNext();
-      if (!dropped.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", dropped.message());
     }
     PostMain([this, storage, more, done, status, files = std::move(files)]() mutable {
       if (status.ok()) return done(std::move(files));
@@ -956,11 +963,13 @@ void Daemon::RemoveLeft(SessionId session, PathIndex path, FileId file) {
   });
 }
 
+// Also of one that has no files yet: it may get some before its state is taken.
 void Daemon::HoldFiles(SessionId session, bool needed) {
+  if (needed && sessions_->Find(session) != nullptr && !storages_.contains(session))
+    storages_[session] = std::make_shared<Storage>();
   const auto found = storages_.find(session);
-  if (found == storages_.end()) return;
+  if (found == storages_.end()) return;  // it has ended
   Storage& storage = *found->second;
-  if (!needed && storage.saves == 0) return;  // it was made after the save began, which has nothing in it then
   storage.saves += needed ? 1 : -1;
   if (storage.saves > 0 || !storage.gone) return;
   RemoveFiles(session, found->second);

@@ -349,7 +349,7 @@ void DataLoop::PartWritten(const PartWriter::Written& written) {
     failure = Fail(status.code(), status.message());
     failure.os_errno = written.error;
   } else {
-    BlockOf(manifest, *write.pin->save, *write.pin).hash = written.hash;
+    BlockOf(manifest, *write.pin).hash = written.hash;
   }
   scheduler_.PartWritten(write.save, *write.pin, write.buffer, written.hash, std::move(failure),
                          written.finished_ns - written.started_ns, NowNs());
@@ -620,6 +620,7 @@ void DataLoop::FileUnused(SessionId session, PathIndex path, FileId file) { even
 
 void DataLoop::StateTaken(const StateSave& save) {
   LoopSave& mine = saves_.at(save.id);
+  mine.state->left = scheduler_.ExtentsLeft(save);
   mine.events.taken(std::exchange(mine.state, nullptr));
 }
 

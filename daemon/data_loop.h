@@ -120,6 +120,8 @@ class DataLoop : private SchedulerActions {
   std::shared_ptr<PartWriter> ReleaseWriter(uint64_t save);
   void FailSave(uint64_t save, const Status& status);
   void FailSaves(const Status& status);  // all of them
+  // See Scheduler.
+  double SaveBoundSeconds(uint64_t save) const { return scheduler_.SaveBoundSeconds(save); }
   // The part has been committed, or is gone. `complete`: all ranks' parts are there.
   void SaveEnded(uint64_t save, const Status& status, bool complete);
   std::vector<SubgroupSpec> Specs(SessionId session) const { return scheduler_.Specs(session); }

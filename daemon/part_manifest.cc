@@ -1,18 +1,10 @@
 #include "daemon/part_manifest.h"
 
-#include <iterator>
 #include <utility>
 
 #include "daemon/base/check.h"
 
 namespace mlpo {
-namespace {
-
-uint32_t PlaceOf(const StateSave& save, SubgroupId subgroup) {
-  return static_cast<uint32_t>(std::distance(save.steps.begin(), save.steps.find(subgroup)));
-}
-
-}  // namespace
 
 TakenState StateOf(const Scheduler& scheduler, const StateSave& save, uint64_t extents_offset_bytes) {
   TakenState state;
@@ -31,7 +23,7 @@ TakenState StateOf(const Scheduler& scheduler, const StateSave& save, uint64_t e
   }
   for (const Pin& pin : save.pins) {
     TakenState::Source& source = state.sources.emplace_back();
-    source.subgroup = PlaceOf(save, pin.subgroup);
+    source.subgroup = pin.place;
     source.block = pin.index;
     std::vector<PartBlock>& blocks = manifest.subgroups[source.subgroup].blocks;
     MLPO_CHECK(blocks.size() == pin.index);
@@ -53,8 +45,6 @@ TakenState StateOf(const Scheduler& scheduler, const StateSave& save, uint64_t e
   return state;
 }
 
-PartBlock& BlockOf(Manifest& manifest, const StateSave& save, const Pin& pin) {
-  return manifest.subgroups[PlaceOf(save, pin.subgroup)].blocks[pin.index];
-}
+PartBlock& BlockOf(Manifest& manifest, const Pin& pin) { return manifest.subgroups[pin.place].blocks[pin.index]; }
 
 }  // namespace mlpo

@@ -25,6 +25,7 @@ struct TakenState {
   Manifest manifest;  // without head and files, and without the blocks' places
   std::vector<Source> sources;
   std::vector<FileId> old_files;  // per path: that the session has left; kNone: none
+  std::vector<Extent> left;       // what is in use in these: once nothing is being written there any more
   std::vector<PinPlace> places;   // of the sources
 };
 
@@ -32,6 +33,6 @@ struct TakenState {
 TakenState StateOf(const Scheduler& scheduler, const StateSave& save, uint64_t extents_offset_bytes);
 
 // The record of a pin's block in its manifest.
-PartBlock& BlockOf(Manifest& manifest, const StateSave& save, const Pin& pin);
+PartBlock& BlockOf(Manifest& manifest, const Pin& pin);
 
 }  // namespace mlpo

@@ -266,17 +266,19 @@ struct mlpo_restore {
   uint32_t tag_bytes; /* 0: the newest that is complete */
   uint32_t directory_bytes;
   uint32_t reserved;
+  uint8_t attempt[MLPO_ATTEMPT_BYTES]; /* with a tag: this one of its attempts; all zero: the one that counts */
   char tag[MLPO_MAX_TAG];
   char directory[MLPO_MAX_DIRECTORY]; /* absolute */
 };
 
-static_assert(sizeof(struct mlpo_restore) == 4256, "layout");
+static_assert(sizeof(struct mlpo_restore) == 4272, "layout");
 static_assert(offsetof(struct mlpo_restore, files) == 16, "layout");
 static_assert(offsetof(struct mlpo_restore, tag_bytes) == 20, "layout");
 static_assert(offsetof(struct mlpo_restore, directory_bytes) == 24, "layout");
 static_assert(offsetof(struct mlpo_restore, reserved) == 28, "layout");
-static_assert(offsetof(struct mlpo_restore, tag) == 32, "layout");
-static_assert(offsetof(struct mlpo_restore, directory) == 160, "layout");
+static_assert(offsetof(struct mlpo_restore, attempt) == 32, "layout");
+static_assert(offsetof(struct mlpo_restore, tag) == 48, "layout");
+static_assert(offsetof(struct mlpo_restore, directory) == 176, "layout");
 
 struct mlpo_restore_files {
   struct mlpo_frame frame;

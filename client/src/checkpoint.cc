@@ -202,10 +202,12 @@ int mlpo_checkpoint_requested(mlpo_client* client) {
   return client->ring.checkpoint_requests() == client->requests_met.load(std::memory_order_relaxed) ? 0 : 1;
 }
 
-int mlpo_restore_begin(mlpo_client* client, const char* directory, const char* tag, int64_t timeout_ns,
-                       struct mlpo_restore_info* info) {
+int mlpo_restore_begin(mlpo_client* client, const char* directory, const char* tag, const uint8_t* attempt,
+                       int64_t timeout_ns, struct mlpo_restore_info* info) {
   if (int code = CheckClient(client); code != 0) return code;
+  if (attempt != nullptr && tag == nullptr) return Fail(-EINVAL, "an attempt is one of a tag: give the tag, too");
   struct mlpo_restore ask = {};
+  if (attempt != nullptr) memcpy(ask.attempt, attempt, sizeof ask.attempt);
   int code = TakeText(directory, ask.directory, sizeof ask.directory, &ask.directory_bytes, "directory");
   if (code == 0 && tag != nullptr) code = TakeText(tag, ask.tag, sizeof ask.tag, &ask.tag_bytes, "tag");
   if (code != 0) return code;

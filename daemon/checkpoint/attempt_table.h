@@ -1,7 +1,10 @@
 // AttemptTable: gives all ranks of a job on this node the same attempt for one save, where the trainer does not say it.
 //
 // A rank that begins the same save again makes a new attempt: its first try failed, and the others have to begin again,
-// too. Owner: the main thread. Randomness comes in as an argument.
+// too. So does one whose session is younger than the attempt: a job that has begun anew may save another state of the
+// same step. Ranks that are late have it, whatever has become of the others' sessions: they may have saved, and ended.
+//
+// Owner: the main thread. Randomness comes in as an argument.
 #pragma once
 
 #include <array>
@@ -13,6 +16,7 @@
 
 #include "daemon/base/status.h"
 #include "daemon/checkpoint/names.h"
+#include "daemon/types/ids.h"
 
 namespace mlpo {
 
@@ -28,19 +32,26 @@ class AttemptTable {
     auto operator<=>(const Save&) const = default;
   };
 
-  // `here`: how many ranks of the job are connected to this daemon. EINVAL if some are elsewhere: no daemon can tell
-  // ranks on other nodes what it has chosen.
-  Result<AttemptId> Choose(const Save& save, uint32_t rank, uint32_t here, const std::array<uint8_t, 16>& random_bytes);
+  // Who asks, and what there is.
+  struct Rank {
+    uint32_t rank = 0;
+    SessionId session = 0;
+    SessionId newest = 0;  // the number of the last session of anybody's
+    uint32_t here = 0;     // how many ranks of the job are connected to this daemon
+  };
+  // EINVAL if it is the first of the save, and some ranks are elsewhere: no daemon can tell ranks on other nodes what
+  // it has chosen.
+  Result<AttemptId> Choose(const Save& save, const Rank& rank, const std::array<uint8_t, 16>& random_bytes);
   // The rank's save with it has not begun: if it asks again, it gets the same.
   void Return(const Save& save, uint32_t rank, const AttemptId& attempt);
-  // A session of the job has ended. Its ranks may come again with another state of the same step: no part of theirs is
-  // to have the attempt of one before.
+  // The job's last session has ended.
   void Forget(uint32_t uid, const std::string& job);
   size_t size() const { return saves_.size(); }
 
  private:
   struct Entry {
     AttemptId attempt;
+    SessionId newest = 0;      // session, when it was made
     std::set<uint32_t> ranks;  // that have it
   };
   std::map<Save, Entry> saves_;

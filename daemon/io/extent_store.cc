@@ -75,8 +75,54 @@ std::vector<std::pair<PathIndex, FileId>> ExtentStore::AddMissing(const std::vec
 
 Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents, uint64_t extent_bytes,
                             const std::string& what, const std::vector<bool>& uses) {
-  std::vector<uint64_t> room(places_.size());   // extents
-  std::vector<uint64_t> grant(places_.size());  // likewise
+  const Status reserved = MakeRoom(shares, extents, /*copy=*/false, extent_bytes, what, uses);
+  if (!reserved.ok()) return reserved;
+  extents_ = extents;
+  extent_bytes_ = extent_bytes;
+  what_ = what;
+  // A session that goes on there is to have as much; if not, its checkpoint is begun anew, which asks for it.
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (next_files_[i] == kNone || !uses[i] || next_reserved_[i] >= reserved_[i]) continue;
+    const Status next = Grow(i, /*next=*/true, reserved_[i]);
+    if (!next.ok())
+      spdlog::warn("event=next_file_smaller path={} reason=\"{}\"", places_[i].path->name(), next.message());
+  }
+  return Status();
+}
+
+Status ExtentStore::ReserveAgain(const std::vector<double>& shares, const std::vector<bool>& uses) {
+  if (extents_ == 0) return Status();
+  return MakeRoom(shares, extents_, /*copy=*/false, extent_bytes_, what_, uses);
+}
+
+Status ExtentStore::ReserveForCopy(const std::vector<double>& shares, const std::vector<bool>& uses) {
+  if (extents_ == 0) return Status();
+  const Status reserved =
+      MakeRoom(shares, extents_, /*copy=*/true, extent_bytes_, what_ + ", and as much again while it is saved,", uses);
+  if (!reserved.ok()) return reserved;
+  // A path without any room for a next file keeps the one that it has, and is copied.
+  for (size_t i = 0; i < places_.size(); ++i) {
+    if (next_files_[i] == kNone || next_reserved_[i] > 0) continue;
+    const Status dropped = DropNext(static_cast<PathIndex>(i));
+    if (!dropped.ok())
+      spdlog::warn("event=remove_failed path={} reason=\"{}\"", places_[i].path->name(), dropped.message());
+  }
+  return Status();
+}
+
+Status ExtentStore::MakeRoom(const std::vector<double>& shares, uint64_t extents, bool copy, uint64_t extent_bytes,
+                             const std::string& what, const std::vector<bool>& uses) {
+  // What is left to a checkpoint keeps its file. Nothing new is written there, however much room an earlier copy has
+  // left in it: the next file has to have the whole of the path's share.
+  struct Room {
+    bool next = false;  // of the next file
+    uint64_t kept = 0;  // extents: of the state, in the file that is left
+    uint64_t has = 0;   // likewise, from here on in the file that grows
+    uint64_t room = 0;
+    uint64_t grant = 0;
+  };
+  const uint64_t needed = copy ? 2 * extents : extents;
+  std::vector<Room> rooms(places_.size());
   double share_sum = 0;
   uint64_t total = 0;
   uint64_t all_room = 0;
@@ -86,68 +132,60 @@ Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents,
     const std::optional<uint64_t> available =
         places_[i].keeper->Ask<uint64_t>([path] { return path->AvailableBytes(); }, kPatience);
     if (!available) continue;
-    room[i] = (HasBytes(i) + *available) / extent_bytes;
+    Room& room = rooms[i];
+    room.next = copy && next_files_[i] != kNone;
+    const uint64_t has_bytes = room.next ? next_reserved_[i] : reserved_[i];
+    room.has = has_bytes / extent_bytes;
+    room.room = (has_bytes + *available) / extent_bytes;
     share_sum += shares[i];
   }
   for (size_t i = 0; i < places_.size(); ++i) {
-    const double share = share_sum > 0 ? shares[i] / share_sum : 0;
-    const double want = std::ceil(share * static_cast<double>(extents) * 1.25);
-    grant[i] = std::min(room[i], std::max(HasBytes(i) / extent_bytes, static_cast<uint64_t>(want)));
-    total += grant[i];
-    all_room += room[i];
+    Room& room = rooms[i];
+    const double share = (share_sum > 0 ? shares[i] / share_sum : 0) * static_cast<double>(extents);
+    const auto want = static_cast<uint64_t>(std::ceil((copy && !room.next ? 2 : 1) * share * 1.25));
+    room.grant = std::min(room.room, std::max(room.has, want));
+    if (room.next) room.kept = std::min(reserved_[i] / extent_bytes, static_cast<uint64_t>(std::ceil(share)));
+    total += room.kept + room.grant;
+    all_room += room.kept + room.room;
   }
-  if (all_room < extents) {
+  if (all_room < needed) {
     std::string each;
     for (size_t i = 0; i < places_.size(); ++i) {
-      each += (i > 0 ? ", '" : "'") + places_[i].path->name() + "' " + std::to_string(room[i] * extent_bytes) +
+      each += (i > 0 ? ", '" : "'") + places_[i].path->name() + "' " +
+              std::to_string((rooms[i].kept + rooms[i].room) * extent_bytes) +
               (files_[i] == kNone || !uses[i] ? " (not in use)" : "");
     }
-    return Status(-ENOSPC, what + " needs " + std::to_string(extents * extent_bytes) +
+    return Status(-ENOSPC, what + " needs " + std::to_string(needed * extent_bytes) +
                                " bytes on the paths, and they have room for " +
                                std::to_string(all_room * extent_bytes) + " (" + each +
                                "): free space, raise capacity or add a path");
   }
-  for (size_t i = 0; i < places_.size() && total < extents; ++i) {
-    const uint64_t more = std::min(room[i] - grant[i], extents - total);
-    grant[i] += more;
+  for (size_t i = 0; i < places_.size() && total < needed; ++i) {
+    const uint64_t more = std::min(rooms[i].room - rooms[i].grant, needed - total);
+    rooms[i].grant += more;
     total += more;
   }
   for (size_t i = 0; i < places_.size(); ++i) {
-    if (grant[i] * extent_bytes <= HasBytes(i)) continue;
-    Path* const path = places_[i].path;
-    const bool next = next_files_[i] != kNone;
-    const FileId file = next ? next_files_[i] : files_[i];
-    const uint64_t bytes = grant[i] * extent_bytes - (next ? reserved_[i] : 0);
-    const std::optional<Status> reserved =
-        places_[i].keeper->Ask<Status>([path, file, bytes] { return path->Reserve(file, bytes); }, kPatience);
-    const Status status = reserved.value_or(NoAnswer(*path));
+    if (rooms[i].grant <= rooms[i].has) continue;
+    const Status status = Grow(i, rooms[i].next, rooms[i].grant * extent_bytes);
     if (!status.ok()) {  // without it, if the others have room
       std::vector<bool> others = uses;
       others[i] = false;
-      return Reserve(shares, extents, extent_bytes, what, others).ok() ? Status() : status;
+      return MakeRoom(shares, extents, copy, extent_bytes, what, others).ok() ? Status() : status;
     }
-    (next ? next_reserved_ : reserved_)[i] = bytes;
   }
-  extents_ = extents;
-  extent_bytes_ = extent_bytes;
-  what_ = what;
   return Status();
 }
 
-Status ExtentStore::ReserveAgain(const std::vector<double>& shares, const std::vector<bool>& uses) {
-  if (extents_ == 0) return Status();
-  return Reserve(shares, extents_, extent_bytes_, what_, uses);
-}
-
-Status ExtentStore::ReserveForCopy(const std::vector<double>& shares, const std::vector<bool>& uses) {
-  if (extents_ == 0) return Status();
-  const uint64_t extents = extents_;
-  const std::string what = what_;
-  const Status reserved =
-      Reserve(shares, 2 * extents, extent_bytes_, what + ", and as much again while it is saved,", uses);
-  extents_ = extents;
-  what_ = what;
-  return reserved;
+// To so many bytes of extents.
+Status ExtentStore::Grow(size_t i, bool next, uint64_t bytes) {
+  Path* const path = places_[i].path;
+  const FileId file = next ? next_files_[i] : files_[i];
+  const std::optional<Status> reserved =
+      places_[i].keeper->Ask<Status>([path, file, bytes] { return path->Reserve(file, bytes); }, kPatience);
+  if (!reserved) return NoAnswer(*path);
+  if (reserved->ok()) (next ? next_reserved_ : reserved_)[i] = bytes;
+  return *reserved;
 }
 
 // Not cancelled if it takes long: the keeper does it when its path answers.

@@ -38,7 +38,8 @@ class ExtentStore {
                  const std::vector<bool>& uses);
   // What has been reserved, with the paths of `uses` alone: whether another could be emptied.
   Status ReserveAgain(const std::vector<double>& shares, const std::vector<bool>& uses);
-  // Room for as much again, while a checkpoint holds the first: ENOSPC as above. ReserveAgain does not ask for it.
+  // Room for as much again, while a checkpoint holds the first: ENOSPC as above. ReserveAgain does not ask for it. Next
+  // files that there is no room for at all are dropped.
   Status ReserveForCopy(const std::vector<double>& shares, const std::vector<bool>& uses);
   // Files on paths that are used and have none: which were made.
   std::vector<std::pair<PathIndex, FileId>> AddMissing(const std::vector<bool>& uses);
@@ -48,8 +49,8 @@ class ExtentStore {
   Status RemoveOn(PathIndex path);
 
   // Further files on the paths where `wanted`, for what is written once those that are there now are left to a
-  // checkpoint; Reserve makes room in them beside that in the others. `owner`: with a generation of its own. Where none
-  // can be made, there is none: that is no error.
+  // checkpoint; ReserveForCopy makes room in them for their paths' whole share. `owner`: with a generation of its own.
+  // Where none can be made, there is none: that is no error.
   void MakeNext(const std::vector<bool>& wanted, const FileOwner& owner);
   // Per path; kNone where there is none.
   const std::vector<FileId>& next_files() const { return next_files_; }
@@ -66,8 +67,9 @@ class ExtentStore {
   Status MakeFile(size_t place);
   Status RemoveFile(size_t place, FileId file);
   Status DropNext(PathIndex path);
-  // What the session has on the path that it writes to, now or next.
-  uint64_t HasBytes(size_t place) const { return reserved_[place] + next_reserved_[place]; }
+  Status MakeRoom(const std::vector<double>& shares, uint64_t extents, bool copy, uint64_t extent_bytes,
+                  const std::string& what, const std::vector<bool>& uses);
+  Status Grow(size_t place, bool next, uint64_t bytes);
 
   std::vector<Place> places_;
   FileOwner owner_;

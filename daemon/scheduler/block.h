@@ -169,6 +169,7 @@ struct Subgroup : BlockOwner {
   uint32_t grads_queued = 0;     // of kept gradients, discarded ones too
   std::optional<uint64_t> slot;  // offset in the lent area of the slot that it uses
   bool update_queued = false;    // there is never more than one
+  uint32_t restores_queued = 0;  // RESTOREs that have not ended: each writes parameters to the slot
   bool params_valid = false;     // the slot holds the last update's parameters
   bool torn = false;
   bool unmade = false;         // it is torn, by a RESTORE that has begun and not succeeded: nothing of its state counts

@@ -1,5 +1,6 @@
 // CopyPace: how fast a checkpoint's blocks are copied beside training: whatever nobody else wants, and never less than
-// a small share of what its target can write. So training hardly notices it, and its end can be told.
+// a small share of what its target can write. So training hardly notices it, and its end can be told. Saves to one
+// target have one pace together: a node's ranks save at the same time, and their shares would add up.
 //
 // Owner: the data thread. No system calls; time is an argument.
 #pragma once
@@ -14,6 +15,7 @@ class CopyPace {
     double share = 0.05;           // of the target's write speed, at least
     double write_bytes_per_s = 0;  // of the target; 0: not known, learned from the copies
     uint64_t burst_bytes = 0;      // so much may be saved up: two blocks
+    uint64_t target = 0;           // its device: who saves to the same has the same pace; 0: not known, nobody
   };
 
   CopyPace(const Options& options, int64_t now_ns);

@@ -31,7 +31,8 @@
 //   since each costs a buffer that could have kept another. Then nothing moves until asked.
 // - What a job or a user may keep of the pool can be limited: its blocks above that are flushed at once, dropped when
 //   they are clean, and not fetched ahead. What is in motion is not counted against it, so nobody waits for a limit.
-// - Copies for a checkpoint come last, and take at least a small share of what its target can write.
+// - Copies for a checkpoint come last, and take at least a small share of what its target can write: all those to one
+//   target together, in turn. A user whose targets hang has a few buffers there, and others copy all the same.
 // - A path's transfers may be held to turns (turn.h): within them the rules above choose.
 // - With `integrity`, nothing is written whose checksums are not known, and nothing that was read is used, or written
 //   elsewhere, before they have been compared (scheduler_integrity.cc).
@@ -189,6 +190,8 @@ class Scheduler {
   // session has ended, or has begun another.
   uint64_t BeginSave(SessionId session, uint32_t handle, const CopyPace::Options& pace, std::vector<FileId> next_files,
                      int64_t now_ns);
+  // What pins and blocks have in the files that the session has left for the save: nothing else of these is used again.
+  std::vector<Extent> ExtentsLeft(const StateSave& save) const;
   // Copies what is not in the part already; `places` in the order of its pins.
   void CopyState(uint64_t save, const std::vector<PinPlace>& places, int64_t now_ns);
   // `hash`: of what was written.
@@ -250,6 +253,8 @@ class Scheduler {
   void Fill(PathIndex path, PathSnapshot* snapshot, int64_t now_ns) const;
   void Fill(SessionId session, SessionSnapshot* snapshot, int64_t now_ns) const;
   void Fill(uint64_t save, CheckpointSnapshot* snapshot, int64_t now_ns) const;
+  // The time that its copies take at most, with those of other saves to the same target; 0: nothing is to be copied.
+  double SaveBoundSeconds(uint64_t save) const;
   const CheckpointTotals& checkpoint_totals() const { return checkpoint_totals_; }
 
   // Recording for `mlpo-ctl trace`.
@@ -425,11 +430,18 @@ class Scheduler {
   bool Saving() const;
   bool IsStalled(const StateSave& save, int64_t stalled_ns) const;
   uint32_t CopiesUnderWay() const;
+  const Block* WaitsForTake(const Session& session) const;
+  void FailHungTakes();
+  std::shared_ptr<CopyPace> PaceOf(const CopyPace::Options& options);
+  uint32_t CopiesAtPace(const CopyPace* pace) const;
+  double BoundSeconds(const StateSave& save) const;
+  bool MayCopy(const StateSave& save) const;
   void PumpCopies();
   bool StartCopy(StateSave& save);
   void CopyRead(const InFlight& in_flight, const TransferResult& result);
   void CopiedWrong(StateSave& save, Pin& pin);
-  void EndCopy(StateSave& save, BufferIndex buffer);
+  void EndCopy(Pin& pin, BufferIndex buffer);
+  void EndPin(Pin& pin);
   void SubmitRestore(Session& session, const Request& request);
   void BeginRestore(Op& op);
   void FillNext(Session& session);
@@ -540,6 +552,7 @@ class Scheduler {
   bool CanMove() const;
   void FailStuck();
   void FailHung();
+  Failure HasHung(PathIndex path, int64_t hung_ns, const Block& block) const;
   void StartProbes();
   int64_t NextProbe() const;
   bool IsHanging(PathIndex path) const { return model_.IsHanging(path, now_ns_); }
@@ -580,9 +593,10 @@ class Scheduler {
   uint64_t pending_ = 0;  // blocks that wait for a buffer
   std::map<uint64_t, std::unique_ptr<StateSave>> saves_;
   uint64_t next_save_ = 1;
+  std::map<uint64_t, std::weak_ptr<CopyPace>> paces_;  // by target
+  uint64_t copy_turn_ = 0;
   CheckpointTotals checkpoint_totals_;
   uint64_t taking_ = 0;      // blocks with `flush_for`
-  uint32_t copies_ = 0;      // buffers that copies have
   uint64_t coming_ = 0;      // blocks of objects that are being written, and that no piece has reached yet
   uint64_t read_ahead_ = 0;  // blocks that a reader will want next, and that had no buffer; until the next Pump
 };

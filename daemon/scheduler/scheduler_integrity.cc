@@ -104,8 +104,8 @@ void Scheduler::ChecksumsFormed(Block& block, int64_t now_ns, std::vector<uint8_
     } else {
       MayNotMove(block, std::move(wrong));
     }
-    LeavingGoesOn();
   }
+  LeavingGoesOn();
   Pump();
 }
 

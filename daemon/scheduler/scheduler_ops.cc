@@ -36,8 +36,16 @@ Failure CheckEpoch(const Subgroup& subgroup, uint32_t epoch) {
                                 std::to_string(subgroup.epoch + 1) + " is next, not " + std::to_string(epoch));
 }
 
+// What a gradient is refused with besides: the slot may have its gradient and the parameters in the same bytes.
+Failure CheckNotRestored(const Subgroup& subgroup) {
+  if (subgroup.restores_queued == 0) return {};
+  return Fail(MLPO_E_SLOT_BUSY, "a RESTORE of " + subgroup.Name() +
+                                    " has not ended, which writes parameters to its slot: wait for it, and write the "
+                                    "gradient then");
+}
+
 uint32_t SlotState(const Subgroup& subgroup) {
-  if (subgroup.update_queued) return MLPO_SLOT_BUSY;
+  if (subgroup.update_queued || subgroup.restores_queued > 0) return MLPO_SLOT_BUSY;
   if (subgroup.torn) return MLPO_SLOT_TORN;
   if (subgroup.window.complete() && subgroup.grads_running == 0 && subgroup.window.begun()) return MLPO_SLOT_GRAD;
   return subgroup.params_valid && !subgroup.window.begun() ? MLPO_SLOT_PARAM : MLPO_SLOT_OPEN;
@@ -95,7 +103,8 @@ void Scheduler::Submit(const Request& request, int64_t now_ns) {
 void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   const mlpo_submission& submission = request.submission;
   auto op = std::make_unique<Op>();
-  Failure failure = CheckSlot(subgroup);
+  Failure failure = CheckNotRestored(subgroup);
+  if (failure.status == 0) failure = CheckSlot(subgroup);
   if (failure.status == 0) failure = CheckEpoch(subgroup, submission.epoch);
   if (failure.status == 0) failure = subgroup.grad_lost;
   if (failure.status == 0) failure = CheckLentSlot(subgroup, submission.staging_offset);
@@ -398,6 +407,7 @@ void Scheduler::EndFront(BlockOwner& owner) {
     steps_.UpdateEnds(op->session->steps, subgroup.steps, completion.value, op->session->subgroups.size());
     if (trace_.on()) TraceOp(*op, op->failure.status);
   } else if (op->kind() == MLPO_OP_RESTORE) {
+    --subgroup.restores_queued;
     EndRestore(*op, &completion);
   } else if (op->request.submission.arg == MLPO_PART_STEP) {
     op->failure = actions_->CopySteps(*op, subgroup.spec.tensors);

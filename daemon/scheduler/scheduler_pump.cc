@@ -597,6 +597,18 @@ bool Scheduler::FetchAheadOne() {
 
 // ---- No path left ----
 
+Failure Scheduler::HasHung(PathIndex path, int64_t hung_ns, const Block& block) const {
+  Failure failure = Fail(MLPO_E_IO, "path '" + options_.path_names[path] + "' has not answered for " +
+                                        std::to_string(hung_ns / kNsPerS) + " s, and block " +
+                                        std::to_string(block.index) + " of " + block.owner->Name() + " waits for it");
+  failure.os_errno = ETIMEDOUT;
+  failure.block = block.index;
+  failure.path = path;
+  failure.first = block.first;
+  failure.count = block.count;
+  return failure;
+}
+
 // What waits for a path that has hung for too long. Blocks that the path has stay with it until it lets go of them.
 void Scheduler::FailHung() {
   if (options_.hang_timeout_ns == 0) return;
@@ -614,17 +626,8 @@ void Scheduler::FailHung() {
       for (const Block& block : session->pending[path]) waiting.emplace(block.want, &block);
     }
     for (const auto& [op, block] : waiting) {
-      Failure failure =
-          Fail(MLPO_E_IO, "path '" + options_.path_names[path] + "' has not answered for " +
-                              std::to_string(hung_ns / kNsPerS) + " s, and block " + std::to_string(block->index) +
-                              " of " + block->owner->Name() + " waits for it");
-      failure.os_errno = ETIMEDOUT;
-      failure.block = block->index;
-      failure.path = path;
-      failure.first = block->first;
-      failure.count = block->count;
       BlockOwner& owner = *op->owner;
-      FailOp(*op, std::move(failure));
+      FailOp(*op, HasHung(path, hung_ns, *block));
       for (uint32_t i = op->first_block; i < op->end_block; ++i) {
         Block& has = owner.blocks[i];
         if (has.want != op || has.state != BlockState::kFetching || has.extent.path != path) continue;

@@ -61,7 +61,8 @@ uint64_t Scheduler::BeginSave(SessionId id, uint32_t handle, const CopyPace::Opt
   if (session == nullptr || session->ending || session->save != nullptr) return 0;
   if (session->files.empty()) next_files.clear();  // nothing of it is on any path
   const uint64_t number = next_save_++;
-  auto save = std::make_unique<StateSave>(number, session, id, handle, pace, now_ns);
+  auto save = std::make_unique<StateSave>(number, session, id, session->job->uid, handle, PaceOf(pace), now_ns);
+  save->subgroups = session->subgroups.size();
   save->waiting.resize(paths_.size());
   save->next_files = next_files.empty() ? std::vector<FileId>(paths_.size(), kNone) : std::move(next_files);
   save->old_files.assign(paths_.size(), kNone);
@@ -135,9 +136,25 @@ void Scheduler::Fill(uint64_t number, CheckpointSnapshot* snapshot, int64_t now_
   snapshot->bytes_per_s = save.rate.PerSecond(now_ns);
   if (save.phase != StateSave::Phase::kCopying) return;
   const auto left = static_cast<double>(save.bytes - save.copied_bytes);
-  snapshot->bound_s = left / save.pace.least_bytes_per_s();
+  snapshot->bound_s = BoundSeconds(save);
   snapshot->left_s =
       snapshot->bytes_per_s > 0 ? std::min(snapshot->bound_s, left / snapshot->bytes_per_s) : snapshot->bound_s;
+}
+
+double Scheduler::SaveBoundSeconds(uint64_t number) const {
+  const auto it = saves_.find(number);
+  const bool copies = it != saves_.end() && it->second->phase == StateSave::Phase::kCopying;
+  return copies ? BoundSeconds(*it->second) : 0;
+}
+
+// All that goes to the same target goes at the pace of one.
+double Scheduler::BoundSeconds(const StateSave& save) const {
+  uint64_t left = 0;
+  for (const auto& [number, other] : saves_) {
+    const bool copies = other->phase == StateSave::Phase::kCopying && other->failure.status == 0;
+    if (copies && other->pace == save.pace) left += other->bytes - other->copied_bytes;
+  }
+  return save.pace->BoundSeconds(left);
 }
 
 // ---- Submissions ----
@@ -155,6 +172,10 @@ void Scheduler::SubmitSnapshot(Session& session, const Request& request) {
   }
   StateSave& save = *session.save;
   if (submission.arg == MLPO_SNAPSHOT_ABANDON) {
+    if (save.phase == StateSave::Phase::kCopied && save.failure.status == 0)
+      return Answer(request, Fail(-EALREADY,
+                                  "all of the checkpoint has been copied, and it is being made durable: wait until it "
+                                  "is saved, then remove it"));
     Break(save, Fail(-ECANCELED, "the client has abandoned the checkpoint"));
     return Answer(request, {});
   }
@@ -171,6 +192,7 @@ void Scheduler::SubmitSnapshot(Session& session, const Request& request) {
   Failure failure = CheckTake(session, save);
   if (failure.status != 0) return Answer(request, std::move(failure));
   save.phase = StateSave::Phase::kTaking;
+  save.moved_ns = now_ns_;
   save.take = request;
   ++ops_;
   ++session.unanswered;
@@ -186,6 +208,11 @@ Failure Scheduler::CheckTake(const Session& session, const StateSave& save) cons
   if (save.failure.status != 0) return save.failure;
   if (save.phase != StateSave::Phase::kBegun) {
     return Fail(-EBUSY, "the state for this checkpoint has been taken already");
+  }
+  if (session.subgroups.size() != save.subgroups) {
+    return Fail(-ESTALE, std::to_string(session.subgroups.size() - save.subgroups) +
+                             " subgroups were registered since the checkpoint was begun, and there is no room for "
+                             "them in it: abandon it, and begin it anew");
   }
   for (const auto& [id, subgroup] : session.subgroups) {
     if (subgroup->torn) {
@@ -205,12 +232,13 @@ Failure Scheduler::CheckTake(const Session& session, const StateSave& save) cons
 // The front of a subgroup's queue: nothing works on its blocks. Those that no extent has are flushed first.
 Failure Scheduler::BeginTake(Op& op) {
   Subgroup& subgroup = *op.subgroup();
-  const StateSave* save = op.session->save;
+  StateSave* save = op.session->save;
   if (save == nullptr || save->failure.status != 0) return Fail(-ECANCELED, "the checkpoint was given up");
   if (subgroup.torn) {
     return Fail(MLPO_E_TORN, subgroup.Name() + " was partly updated by the UPDATE before the checkpoint");
   }
   if (subgroup.damaged > 0) return HasLost(subgroup);
+  save->moved_ns = now_ns_;
   for (Block& block : subgroup.blocks) {
     if (!MustBeWritten(block)) continue;
     block.flush_for = &op;
@@ -259,6 +287,7 @@ void Scheduler::TakeGoesOn(Block& block) {
   if (MustBeWritten(block)) return block.owner->session->to_flush.push_back(&block);  // the write failed: elsewhere
   Op& op = *std::exchange(block.flush_for, nullptr);
   --taking_;
+  op.session->save->moved_ns = now_ns_;
   if (--op.left == 0) Advance(*op.owner);
 }
 
@@ -346,10 +375,32 @@ void Scheduler::LeaveFiles(StateSave& save) {
       unused.push_back(i);
     }
   }
+  std::map<SubgroupId, uint32_t> places;
+  for (const auto& [id, steps] : save.steps) places.emplace(id, static_cast<uint32_t>(places.size()));
+  for (Pin& pin : save.pins) pin.place = places.at(pin.subgroup);
   actions_->StatePinned(save);
   for (const PathIndex i : unused) {
     actions_->FileUnused(session.id, i, std::exchange(save.old_files[i], kNone));
   }
+}
+
+// Blocks of subgroups that came after the TAKE, too: they may have been flushed before the session left its files.
+std::vector<Extent> Scheduler::ExtentsLeft(const StateSave& save) const {
+  std::vector<Extent> extents;
+  if (std::all_of(save.old_files.begin(), save.old_files.end(), [](FileId file) { return file == kNone; }))
+    return extents;
+  const auto note = [&](const Extent& extent) {
+    if (extent.path != kNone && save.old_files[extent.path] == extent.file) extents.push_back(extent);
+  };
+  for (const Pin& pin : save.pins) note(pin.extent);
+  const Session* session = Find(save.session_id);
+  if (session == nullptr) return extents;
+  for (const auto& [id, subgroup] : session->subgroups) {
+    for (const Block& block : subgroup->blocks) {
+      if (block.pin == nullptr) note(block.extent);  // else it is the pin's
+    }
+  }
+  return extents;
 }
 
 // Whether something is still being written to a file that its session has left: blocks of subgroups that were pinned
@@ -413,8 +464,10 @@ void Scheduler::DropPin(Pin& pin) {
 void Scheduler::Break(StateSave& save, Failure failure) {
   if (save.phase == StateSave::Phase::kCopied) return;
   if (save.failure.status == 0) save.failure = std::move(failure);
-  if (save.phase == StateSave::Phase::kTaking) return FailTaking(save);
-  GiveUp(save);
+  if (save.phase != StateSave::Phase::kTaking) return GiveUp(save);
+  // Who takes hears it now: what is in front of it in a queue may still hang.
+  if (save.take) AnswerSave(*save.session, *std::exchange(save.take, std::nullopt), save.failure, 0);
+  FailTaking(save);
 }
 
 // What is queued ends with the failure; the last one gives the save up.
@@ -431,8 +484,14 @@ void Scheduler::FailTaking(StateSave& save) {
   }
 }
 
+// A target may hang: only what is in flight is waited for, and only that keeps its extent.
 void Scheduler::GiveUp(StateSave& save) {
   for (std::deque<Pin*>& pins : save.waiting) pins.clear();
+  if (save.in_flight > 0) {
+    for (Pin& pin : save.pins) {
+      if (!pin.in_flight) DropPin(pin);
+    }
+  }
   MaybeCopied(save);
 }
 
@@ -506,6 +565,32 @@ uint32_t Scheduler::CopiesUnderWay() const {
   return copies;
 }
 
+// Whether it may have one buffer more. All that move have `most` of them together; while others have something to copy,
+// half of these is one save's, and one user's. What hangs keeps its buffers until the kernel lets go of them: a user
+// gets no more than as many again, or one could take the pool, save by save.
+bool Scheduler::MayCopy(const StateSave& save) const {
+  if (IsStalled(save, kStalledNs)) return false;
+  const uint32_t most = std::clamp(free_.added() / 8, 1u, options_.copy_buffers), half = std::max(1u, most / 2);
+  uint32_t all = 0, of_user = 0, hang = 0;
+  bool others = false, other_users = false;
+  for (const auto& [number, other] : saves_) {
+    const bool same_user = other->uid == save.uid;
+    if (IsStalled(*other, kStalledNs)) {
+      hang += same_user ? other->in_flight : 0;
+      continue;
+    }
+    all += other->in_flight;
+    of_user += same_user ? other->in_flight : 0;
+    if (other.get() == &save || other->phase != StateSave::Phase::kCopying) continue;
+    const bool wants =
+        std::any_of(other->waiting.begin(), other->waiting.end(), [](const auto& pins) { return !pins.empty(); });
+    others |= wants;
+    other_users |= wants && !same_user;
+  }
+  if (all >= most || hang + of_user >= 2 * most) return false;
+  return (!others || save.in_flight < half) && (!other_users || of_user < half);
+}
+
 void Scheduler::GiveUpStalled(int64_t stalled_ns, int64_t now_ns) {
   Enter(now_ns);
   for (auto& [number, save] : saves_) {
@@ -519,20 +604,69 @@ void Scheduler::GiveUpStalled(int64_t stalled_ns, int64_t now_ns) {
   }
 }
 
-// ---- Copying ----
+// A block that a TAKE of the session waits for; nullptr: there is none.
+const Block* Scheduler::WaitsForTake(const Session& session) const {
+  for (const Block* block : session.to_flush) {
+    if (block->flush_for != nullptr) return block;
+  }
+  for (const auto& [id, in_flight] : transfers_) {
+    const Block* const block = in_flight.block;
+    if (block != nullptr && block->flush_for != nullptr && block->owner->session == &session) return block;
+  }
+  return nullptr;
+}
 
-void Scheduler::PumpCopies() {
-  copy_wake_ns_ = kNever;
+// Training waits for a TAKE, which nothing is lost without: it is given up long before what waits for the path is, and
+// alone.
+void Scheduler::FailHungTakes() {
   for (auto& [number, save] : saves_) {
-    while (StartCopy(*save)) {
+    if (save->phase != StateSave::Phase::kTaking || save->failure.status != 0) continue;
+    if (now_ns_ - save->moved_ns < options_.no_path_timeout_ns) continue;
+    const Block* const block = WaitsForTake(*save->session);
+    for (PathIndex path = 0; path < paths_.size() && block != nullptr; ++path) {
+      const int64_t hung_ns = model_.HungNs(path, now_ns_);
+      if (hung_ns == 0 || hung_ns < options_.no_path_timeout_ns) continue;
+      Break(*save, HasHung(path, hung_ns, *block));
+      break;
     }
   }
 }
 
+// ---- Copying ----
+
+std::shared_ptr<CopyPace> Scheduler::PaceOf(const CopyPace::Options& options) {
+  std::erase_if(paces_, [](const auto& entry) { return entry.second.expired(); });
+  if (options.target == 0) return std::make_shared<CopyPace>(options, now_ns_);
+  std::weak_ptr<CopyPace>& known = paces_[options.target];
+  std::shared_ptr<CopyPace> pace = known.lock();
+  if (pace == nullptr) known = pace = std::make_shared<CopyPace>(options, now_ns_);
+  return pace;
+}
+
+uint32_t Scheduler::CopiesAtPace(const CopyPace* pace) const {
+  uint32_t copies = 0;
+  for (const auto& [number, save] : saves_) copies += save->pace.get() == pace ? save->in_flight : 0;
+  return copies;
+}
+
+// In turn: who has waited for the longest first.
+void Scheduler::PumpCopies() {
+  copy_wake_ns_ = kNever;
+  std::vector<StateSave*> in_turn;
+  for (auto& [number, save] : saves_) {
+    if (save->phase == StateSave::Phase::kCopying) in_turn.push_back(save.get());
+  }
+  while (!in_turn.empty()) {
+    std::sort(in_turn.begin(), in_turn.end(), [](const StateSave* a, const StateSave* b) { return a->turn < b->turn; });
+    const auto next =
+        std::find_if(in_turn.begin(), in_turn.end(), [this](StateSave* save) { return StartCopy(*save); });
+    if (next == in_turn.end()) return;
+    (*next)->turn = ++copy_turn_;
+  }
+}
+
 bool Scheduler::StartCopy(StateSave& save) {
-  if (save.phase != StateSave::Phase::kCopying || save.failure.status != 0) return false;
-  const uint32_t most = std::clamp(free_.added() / 8, 1u, options_.copy_buffers);
-  if (CopiesUnderWay() >= most || IsStalled(save, kStalledNs)) return false;
+  if (save.failure.status != 0 || !MayCopy(save)) return false;
   PathIndex from = kNone;
   bool presses = false;
   for (PathIndex i = 0; i < paths_.size() && (from == kNone || presses); ++i) {
@@ -542,8 +676,8 @@ bool Scheduler::StartCopy(StateSave& save) {
       from = i;
       presses = false;
     } else if (from == kNone && paths_[i].copies == 0) {
-      if (!save.pace.MayPress(bytes, now_ns_)) {
-        copy_wake_ns_ = std::min(copy_wake_ns_, std::max(now_ns_ + 1, save.pace.PressNs(bytes, now_ns_)));
+      if (!save.pace->MayPress(bytes, now_ns_)) {
+        copy_wake_ns_ = std::min(copy_wake_ns_, std::max(now_ns_ + 1, save.pace->PressNs(bytes, now_ns_)));
       } else if (HasBuffer()) {
         from = i;
         presses = true;
@@ -554,8 +688,8 @@ bool Scheduler::StartCopy(StateSave& save) {
   if (from == kNone || !TakeBuffer(NodeOf(from), &buffer)) return false;
   Pin& pin = *save.waiting[from].front();
   save.waiting[from].pop_front();
-  save.pace.Begun(pin.bytes, now_ns_);
-  ++copies_;
+  pin.in_flight = true;
+  save.pace->Begun(pin.bytes, now_ns_);
   if (save.in_flight++ == 0) save.moved_ns = now_ns_;
   PathState& path = paths_[from];
   ++path.reads;
@@ -600,8 +734,8 @@ void Scheduler::CopyRead(const InFlight& in_flight, const TransferResult& result
   failure.path = in_flight.transfer.path;
   failure.block = pin.index;
   if (result.error != 0) ++path.read_errors;
-  EndCopy(save, in_flight.transfer.buffer);
-  if (result.error == 0) return MaybeCopied(save);
+  EndCopy(pin, in_flight.transfer.buffer);
+  if (result.error == 0) return EndPin(pin);
   ReadsFail(in_flight.transfer.path, result.error);
   Break(save, std::move(failure));
 }
@@ -610,8 +744,8 @@ void Scheduler::PartWritten(uint64_t number, Pin& pin, BufferIndex buffer, uint6
                             int64_t took_ns, int64_t now_ns) {
   Enter(now_ns);
   StateSave& save = *saves_.at(number);
-  const uint32_t together = save.in_flight;
-  EndCopy(save, buffer);
+  const uint32_t together = CopiesAtPace(save.pace.get());
+  EndCopy(pin, buffer);
   if (failure.status != 0) {
     Break(save, std::move(failure));
   } else if (pin.hashed && hash != pin.hash) {
@@ -620,9 +754,8 @@ void Scheduler::PartWritten(uint64_t number, Pin& pin, BufferIndex buffer, uint6
     save.copied_bytes += pin.bytes;
     save.rate.Add(pin.bytes, now_ns);
     checkpoint_totals_.copied_bytes += pin.bytes;
-    save.pace.Ended(pin.bytes, took_ns, together);
-    DropPin(pin);
-    MaybeCopied(save);
+    save.pace->Ended(pin.bytes, took_ns, together);
+    EndPin(pin);
   }
   Pump();
 }
@@ -632,7 +765,7 @@ void Scheduler::CopiedWrong(StateSave& save, Pin& pin) {
   const PathIndex from = pin.extent.path;
   PathState& path = paths_[from];
   ++path.checksum_mismatches;
-  if (save.failure.status != 0) return MaybeCopied(save);
+  if (save.failure.status != 0) return EndPin(pin);
   if (!std::exchange(pin.again, true)) return save.waiting[from].push_front(&pin);
   ++path.checksum_errors;
   Failure failure = Fail(MLPO_E_IO, "block " + std::to_string(pin.index) + " of subgroup " +
@@ -645,11 +778,17 @@ void Scheduler::CopiedWrong(StateSave& save, Pin& pin) {
   Break(save, std::move(failure));
 }
 
-void Scheduler::EndCopy(StateSave& save, BufferIndex buffer) {
+void Scheduler::EndCopy(Pin& pin, BufferIndex buffer) {
   free_.Give(buffer);
-  --copies_;
-  --save.in_flight;
-  save.moved_ns = now_ns_;
+  pin.in_flight = false;
+  --pin.save->in_flight;
+  pin.save->moved_ns = now_ns_;
+}
+
+// Nobody needs what it holds any more.
+void Scheduler::EndPin(Pin& pin) {
+  DropPin(pin);
+  MaybeCopied(*pin.save);
 }
 
 // ---- Restoring ----
@@ -681,6 +820,7 @@ void Scheduler::SubmitRestore(Session& session, const Request& request) {
                                                       " has an open window or an UPDATE that has not ended: a restore "
                                                       "would lose it; discard it first"));
   }
+  ++subgroup.restores_queued;
   Enqueue(subgroup, session, request);
   RunQueue(subgroup);
 }

@@ -81,7 +81,7 @@ void ClientConnection::OnReadable() {
   Frame& frame = server_->frame();
   for (int i = 0; i < kFramesPerTurn && !ended(); ++i) {
     Status status;
-    switch (frame.Receive(socket_.native_handle(), &status)) {
+    switch (frame.Receive(socket_.native_handle(), peer_.uid, &status)) {
       case Frame::Outcome::kNothing:
         return WaitForFrame();
       case Frame::Outcome::kClosed:
@@ -342,13 +342,18 @@ Status ClientConnection::OnCheckpoint(Frame& frame) {
   const Status own = passed ? Status() : CheckOwnUid(identity_.uid);
   if (!own.ok()) return own;
   CheckpointRequest request;
-  if (passed) request.files = ShareForeign(std::exchange(frame.fds(), {}));
+  if (passed) {
+    Result<ForeignFiles> files = ShareForeign(std::exchange(frame.fds(), {}), peer_.uid, 2);
+    if (!files.ok()) return files.status();
+    request.files = std::move(*files);
+  }
   request.directory.assign(asked->directory, asked->directory_bytes);
   request.tag.assign(asked->tag, asked->tag_bytes);
   request.step = asked->step;
   std::copy(std::begin(asked->attempt), std::end(asked->attempt), request.attempt.begin());
   request.overwrite = asked->flags & MLPO_CHECKPOINT_OVERWRITE;
   request.ranks_here = server_->RanksOf(identity_.uid, identity_.job);
+  request.newest_session = server_->newest_session();
   server_->host().BeginCheckpoint(identity_, request, [self = shared_from_this()](Result<CheckpointBegun> begun) {
     if (self->ended()) return;
     if (!begun.ok()) return self->Refuse(begun.status());
@@ -366,16 +371,23 @@ Status ClientConnection::OnRestore(const Frame& frame) {
   if (asked == nullptr || asked->reserved != 0 || asked->tag_bytes > MLPO_MAX_TAG ||
       asked->directory_bytes > MLPO_MAX_DIRECTORY)
     return Broken("a RESTORE frame is broken");
+  AttemptBytes attempt{};
+  std::copy(std::begin(asked->attempt), std::end(asked->attempt), attempt.begin());
+  if (attempt != AttemptBytes{} && (asked->tag_bytes == 0 || asked->files > 0))
+    return Status::Invalid("RESTORE of an attempt, and not of a tag in a directory: say which tag it is one of");
   if (asked->files > 0) {
     if (asked->tag_bytes != 0 || asked->directory_bytes != 0) return Broken("RESTORE has both files and names");
     if (asked->files > MLPO_MAX_RESTORE_FILES)
       return Status(-E2BIG, std::to_string(asked->files) + " files are more than " +
                                 std::to_string(MLPO_MAX_RESTORE_FILES) +
                                 ": restore by a daemon of your own, which opens them as it needs them");
+    Result<ForeignFiles> files = ShareForeign({}, peer_.uid, asked->files);
+    if (!files.ok()) return files.status();
     busy_ = false;  // its files come
     restore_.emplace();
-    restore_->files = ShareForeign({});
+    restore_->files = std::move(*files);
     restore_files_ = asked->files;
+    AwaitRestoreFiles();
     return Status();
   }
   const Status own = CheckOwnUid(identity_.uid);
@@ -383,6 +395,7 @@ Status ClientConnection::OnRestore(const Frame& frame) {
   restore_.emplace();
   restore_->directory.assign(asked->directory, asked->directory_bytes);
   restore_->tag.assign(asked->tag, asked->tag_bytes);
+  restore_->attempt = attempt;
   BeginRestore();
   return Status();
 }
@@ -399,10 +412,19 @@ Status ClientConnection::OnRestoreFiles(Frame& frame) {
   if (frame.seq() != seq_ || passed->first != files.size() || passed->count > restore_files_ - files.size())
     return Broken("RESTORE_FILES in a wrong order");
   for (UniqueFd& file : std::exchange(frame.fds(), {})) files.push_back(std::move(file));
-  if (files.size() < restore_files_) return Status();
+  if (files.size() < restore_files_) {
+    AwaitRestoreFiles();
+    return Status();
+  }
+  ClearDeadline();
   busy_ = true;
   BeginRestore();
   return Status();
+}
+
+// They count as the user's from the first on.
+void ClientConnection::AwaitRestoreFiles() {
+  SetDeadline(kHandshakeSeconds, "the next files of its RESTORE did not come");
 }
 
 void ClientConnection::BeginRestore() {

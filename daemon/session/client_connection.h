@@ -67,6 +67,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   Status OnCheckpoint(Frame& frame);
   Status OnRestore(const Frame& frame);
   Status OnRestoreFiles(Frame& frame);
+  void AwaitRestoreFiles();
   void BeginRestore();
   Status OnMapped(const Frame& frame);
 

@@ -12,10 +12,11 @@
 
 namespace mlpo {
 
-Frame::~Frame() { CloseElsewhere(std::move(fds_)); }
+Frame::~Frame() { CloseElsewhere(std::move(fds_), uid_); }
 
-Frame::Outcome Frame::Receive(int socket, Status* status) {
-  CloseElsewhere(std::exchange(fds_, {}));
+Frame::Outcome Frame::Receive(int socket, uint32_t uid, Status* status) {
+  CloseElsewhere(std::exchange(fds_, {}), uid_);
+  uid_ = uid;
   iovec part = {buffer_, sizeof buffer_};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * MLPO_MAX_FRAME_FDS)];
   msghdr message = {};
@@ -39,7 +40,7 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
     }
   }
   if (got == 0) {
-    CloseElsewhere(std::exchange(fds_, {}));
+    CloseElsewhere(std::exchange(fds_, {}), uid_);
     return Outcome::kClosed;
   }
   bytes_ = static_cast<size_t>(got);
@@ -54,7 +55,7 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
     wrong = "its header does not fit its length";
   }
   if (wrong.empty()) return Outcome::kFrame;
-  CloseElsewhere(std::exchange(fds_, {}));
+  CloseElsewhere(std::exchange(fds_, {}), uid_);
   *status = Status(MLPO_E_PROTOCOL, "a frame is broken: " + wrong);
   return Outcome::kBroken;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -22,8 +23,9 @@ class Frame {
   Frame& operator=(const Frame&) = delete;
 
   enum class Outcome { kFrame, kNothing, kClosed, kBroken };
-  // Never blocks. kBroken: *status says what is wrong with what came; its descriptors are closed.
-  Outcome Receive(int socket, Status* status);
+  // Never blocks. kBroken: *status says what is wrong with what came; its descriptors are closed. `uid`: who has the
+  // other end.
+  Outcome Receive(int socket, uint32_t uid, Status* status);
 
   uint16_t type() const { return header().type; }
   uint32_t seq() const { return header().seq; }
@@ -42,6 +44,7 @@ class Frame {
   alignas(8) std::byte buffer_[MLPO_MAX_FRAME];
   size_t bytes_ = 0;
   std::vector<UniqueFd> fds_;
+  uint32_t uid_ = 0;  // who has passed these
 };
 
 // A zeroed frame of type T with its header filled in.

@@ -11,6 +11,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/close_elsewhere.h"
 #include "daemon/session/frame.h"
 
 namespace mlpo {
@@ -64,6 +65,10 @@ void SessionServer::OnAcceptable() {
     }
     Result<Peer> peer = PeerOf(socket.get());
     if (!peer.ok()) continue;  // it has gone already
+    if (const Status room = CheckForeign(peer->uid); !room.ok()) {
+      SendError(socket.get(), 0, room);
+      continue;
+    }
     const SessionId id = next_session_++;
     auto connection = std::make_shared<ClientConnection>(this, io_, std::move(socket), std::move(*peer), id);
     connections_[id] = connection;

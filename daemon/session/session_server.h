@@ -66,6 +66,8 @@ class SessionServer {
   uint64_t block_elements() const { return options_.block_elements; }
   // Of a job, that are connected.
   uint32_t RanksOf(uint32_t uid, const std::string& job) const;
+  // The number of the last connection.
+  SessionId newest_session() const { return next_session_ - 1; }
   bool flush_gradients() const { return options_.flush_gradients; }
   uint64_t arenas_limit_bytes() const { return options_.arenas_limit_bytes; }
   const std::array<uint8_t, MLPO_BOOT_ID_BYTES>& boot_id() const { return boot_id_; }

@@ -3,17 +3,16 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <vector>
 
-#include "daemon/base/unique_fd.h"
+#include "daemon/base/close_elsewhere.h"
+#include "daemon/types/ids.h"
 
 namespace mlpo {
 
 // Descriptors that a client of another user has passed, made by ShareForeign: whoever lets go of the last reference
 // does not wait until they are closed. Everything else that is done with them may hang: the client may serve them.
-using PassedFiles = std::shared_ptr<std::vector<UniqueFd>>;
+using PassedFiles = ForeignFiles;
 
 using AttemptBytes = std::array<uint8_t, 16>;
 
@@ -23,8 +22,9 @@ struct CheckpointRequest {
   uint64_t step = 0;
   AttemptBytes attempt{};  // all zero: the daemon chooses
   bool overwrite = false;
-  uint32_t ranks_here = 0;  // of the job, connected to this daemon
-  PassedFiles files;        // the part's data file and manifest; nullptr: they are made in the directory
+  uint32_t ranks_here = 0;       // of the job, connected to this daemon
+  SessionId newest_session = 0;  // the last that anybody has
+  PassedFiles files;             // the part's data file and manifest; nullptr: they are made in the directory
 };
 
 struct CheckpointBegun {
@@ -35,7 +35,8 @@ struct CheckpointBegun {
 
 struct RestoreRequest {
   std::string directory;
-  std::string tag;  // "": the newest that is complete
+  std::string tag;         // "": the newest that is complete
+  AttemptBytes attempt{};  // of the tag; all zero: the one that counts
   // All parts' manifests, then their data files; nullptr: they are looked for in the directory.
   PassedFiles files;
 };

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -153,6 +154,18 @@ class BlockTier : private SchedulerActions {
     std::memcpy(bytes->data(), staging_.data(), bytes->size());
     (void)Step(MLPO_OP_FETCH, MLPO_OBJECT_CLOSE, 0, 0);
     return piece;
+  }
+
+  // What a checkpoint pins of the state as it is. The checkpoint is given up then.
+  std::vector<Pin> TakeState() {
+    REQUIRE(scheduler_->BeginSave(kSession, kHandle, {0.05, 1e9, uint64_t{1} << 20}, {}, NowNs()) != 0);
+    mlpo_submission submission = {};
+    submission.op = MLPO_OP_SNAPSHOT;
+    submission.arg = MLPO_SNAPSHOT_TAKE;
+    submission.first = kHandle;
+    REQUIRE(Do(submission).failure.status == 0);
+    RunUntil([&] { return !saving_; });
+    return std::exchange(pins_, {});
   }
 
   // ---- What there is ----
@@ -307,12 +320,26 @@ class BlockTier : private SchedulerActions {
   void PublishEpoch(const Subgroup&) override {}
   void Complete(const Completion& completion) override { completions_[completion.user_data] = completion; }
   void SessionGone(SessionId session) override { gone_ |= session == kSession; }
-  // Nothing is saved or restored here.
-  void StatePinned(const StateSave&) override { std::abort(); }
+  // Nothing is copied or restored here.
+  void StatePinned(const StateSave& save) override {
+    saving_ = true;
+    pins_.assign(save.pins.begin(), save.pins.end());
+  }
   void FileUnused(SessionId, PathIndex, FileId) override { std::abort(); }
-  void StateTaken(const StateSave&) override { std::abort(); }
+  void StateTaken(const StateSave& save) override {
+    later_.push_back([this, id = save.id] {
+      Failure failure;
+      failure.status = -ECANCELED;
+      scheduler_->FailSave(id, failure, NowNs());
+    });
+  }
   void WritePart(uint64_t, Pin&, BufferIndex) override { std::abort(); }
-  void StateCopied(uint64_t, const Failure&) override { std::abort(); }
+  void StateCopied(uint64_t save, const Failure&) override {
+    later_.push_back([this, save] {
+      saving_ = false;
+      scheduler_->SaveEnded(save, {}, false, NowNs());
+    });
+  }
   Failure RestoreSteps(const Op&, std::vector<Tensor>&) override { std::abort(); }
   void RestoreEnded(SessionId, uint32_t) override { std::abort(); }
 
@@ -334,6 +361,8 @@ class BlockTier : private SchedulerActions {
   std::vector<std::function<void()>> later_;
   std::map<uint64_t, Completion> completions_;
   uint64_t requests_ = 0;
+  std::vector<Pin> pins_;
+  bool saving_ = false;
   bool probing_ = false;
   bool gone_ = false;
 };

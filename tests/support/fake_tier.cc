@@ -7,6 +7,7 @@ namespace mlpo::test {
 namespace {
 
 constexpr uint64_t kGarbage = ~uint64_t{0};
+constexpr uint64_t kPartWrites = uint64_t{1} << 60;  // ids of transfers from here on are writes to parts
 
 int64_t RealNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
@@ -61,8 +62,9 @@ void FakeTier::AddBuffers(uint32_t count, int node) {
 
 // ---- Sessions ----
 
-void FakeTier::AddSession(SessionId session, const std::string& job) {
+void FakeTier::AddSession(SessionId session, const std::string& job, uint32_t uid) {
   SessionIdentity identity;
+  identity.uid = uid;
   identity.id = session;
   identity.job = job;
   identity.features = MLPO_FEATURES_HERE | MLPO_FEATURE_SNAPSHOT;
@@ -232,6 +234,7 @@ void FakeTier::StatePinned(const StateSave& save) {
   if (std::exchange(known.pinned, true)) Violate("a state was pinned twice");
   if (gone_.contains(save.session_id)) Violate("the state of a session that is gone was pinned");
   known.left = std::any_of(save.next_files.begin(), save.next_files.end(), [](FileId file) { return file != kNone; });
+  if (on_pinned) on_pinned(save);
 }
 
 void FakeTier::FileUnused(SessionId session, PathIndex path, FileId file) {
@@ -253,6 +256,7 @@ void FakeTier::StateTaken(const StateSave& save) {
     for (const auto& [id, transfer] : moving_[{i, save.old_files[i]}])
       if (transfer.direction == Direction::kWrite) Violate("a file is handed over that is being written");
   }
+  GiveBackUnused(save);
   std::vector<PinPlace> places;
   uint64_t offset = options_.extents_offset_bytes;
   for (const Pin& pin : save.pins) {
@@ -272,9 +276,34 @@ void FakeTier::StateTaken(const StateSave& save) {
     in_parts_[{save.id, pin.subgroup, pin.index}] = token;
     if (handed_over) handed_over_[{extent.path, extent.file, at}] = token;
   }
-  At(now_ns_ + 1000, [this, number = save.id, places = std::move(places)] {
+  At(now_ns_ + place_ns, [this, number = save.id, places = std::move(places)] {
     Call([&] { scheduler_->CopyState(number, places, now_ns_); });
   });
+}
+
+// All but what is in use: whoever reads anything else reads garbage.
+void FakeTier::GiveBackUnused(const StateSave& save) {
+  const std::vector<Extent> used = scheduler_->ExtentsLeft(save);
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    if (save.old_files[i] == kNone) continue;
+    File& file = files_[{i, save.old_files[i]}];
+    std::erase_if(file, [&](const auto& stored) {
+      return std::none_of(used.begin(), used.end(), [&](const Extent& extent) {
+        return extent.path == i &&
+               Overlap(options_.extents_offset_bytes + extent.offset, extent.bytes, stored.first, stored.second.bytes);
+      });
+    });
+  }
+}
+
+uint64_t FakeTier::left_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& place : left_) {
+    const auto found = files_.find(place);
+    if (found == files_.end()) continue;
+    for (const auto& [offset, stored] : found->second) bytes += stored.bytes;
+  }
+  return bytes;
 }
 
 uint64_t FakeTier::StoredAt(PathIndex path, FileId file, uint64_t offset) const {
@@ -294,20 +323,32 @@ bool FakeTier::HandedOverIsUnchanged() const {
 void FakeTier::WritePart(uint64_t save, Pin& pin, BufferIndex buffer) {
   const Outside outside(this);
   Use(buffer, Use::kTransfer);
-  At(now_ns_ + part_write_ns, [this, save, &pin, buffer, started_ns = now_ns_] {
-    buffers_[buffer].use = Use::kIdle;
-    Failure failure;
-    failure.os_errno = part_fault ? part_fault(pin) : 0;
-    if (failure.os_errno != 0) failure.status = -failure.os_errno;
-    uint64_t& token = in_parts_[{save, pin.subgroup, pin.index}];
-    if (token != 0) Violate("a block was copied twice");
-    token = buffers_[buffer].token;
-    if (token == kGarbage) Violate("what was copied to a part is no block");
-    const bool flipped = (buffers_[buffer].flipped & kPartState) != 0;
-    const uint64_t hash = pin.hash + (flipped ? 1 : 0);
-    if (flipped && pin.hashed) token = 0;  // what is written again, or given up
-    Call([&] { scheduler_->PartWritten(save, pin, buffer, hash, failure, now_ns_ - started_ns, now_ns_); });
-  });
+  ++part_writes;
+  auto end = [this, save, &pin, buffer, started_ns = now_ns_] { EndPart(save, pin, buffer, started_ns); };
+  if (!part_path) return At(now_ns_ + (part_write_time ? part_write_time(save) : part_write_ns), std::move(end));
+  Transfer transfer;
+  transfer.id = kPartWrites + ++order_;
+  transfer.direction = Direction::kWrite;
+  transfer.path = *part_path;
+  transfer.bytes = pin.bytes;
+  to_parts_[transfer.id] = std::move(end);
+  paths_[*part_path].device.Start(transfer, now_ns_);
+}
+
+void FakeTier::EndPart(uint64_t save, Pin& pin, BufferIndex buffer, int64_t started_ns) {
+  --part_writes;
+  buffers_[buffer].use = Use::kIdle;
+  Failure failure;
+  failure.os_errno = part_fault ? part_fault(pin) : 0;
+  if (failure.os_errno != 0) failure.status = -failure.os_errno;
+  uint64_t& token = in_parts_[{save, pin.subgroup, pin.index}];
+  if (token != 0) Violate("a block was copied twice");
+  token = buffers_[buffer].token;
+  if (token == kGarbage) Violate("what was copied to a part is no block");
+  const bool flipped = (buffers_[buffer].flipped & kPartState) != 0;
+  const uint64_t hash = pin.hash + (flipped ? 1 : 0);
+  if (flipped && pin.hashed) token = 0;  // what is written again, or given up
+  Call([&] { scheduler_->PartWritten(save, pin, buffer, hash, failure, now_ns_ - started_ns, now_ns_); });
 }
 
 void FakeTier::StateCopied(uint64_t save, const Failure& failure) {
@@ -463,6 +504,7 @@ void FakeTier::EndProbe(Transfer transfer) {
 
 void FakeTier::EndTransfer(const Transfer& transfer) {
   if (transfer.id == 0) return EndProbe(transfer);
+  if (transfer.id >= kPartWrites) return to_parts_.extract(transfer.id).mapped()();
   Path& path = paths_[transfer.path];
   --path.counts.in_flight;
   moving_[{transfer.path, transfer.file}].erase(transfer.id);

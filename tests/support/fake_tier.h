@@ -75,7 +75,7 @@ class FakeTier : public SchedulerActions {
 
   // ---- Sessions ----
 
-  void AddSession(SessionId session, const std::string& job = "job");
+  void AddSession(SessionId session, const std::string& job = "job", uint32_t uid = 0);
   void AddSubgroup(SessionId session, SubgroupId id, std::vector<uint64_t> tensor_counts,
                    std::optional<mlpo_dtype> kept_as = std::nullopt);
   // Without a slot of its own: gradients and parameters of `kept_as`, in slots that SlotBytes() tells.
@@ -182,6 +182,8 @@ class FakeTier : public SchedulerActions {
                      std::vector<bool> clones = {});
   // Whether all that was handed over is still as it was.
   bool HandedOverIsUnchanged() const;
+  // That are stored in files that sessions have left.
+  uint64_t left_bytes() const;
   size_t files_unused() const { return unused_.size(); }
   uint64_t Take(SessionId session, uint32_t handle) {
     return Submit(session, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_TAKE, handle, 0);
@@ -190,6 +192,7 @@ class FakeTier : public SchedulerActions {
     return Submit(session, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_SAVED, handle, 0);
   }
   const Save& save(uint64_t number) { return saves_[number]; }
+  std::function<void(const StateSave&)> on_pinned;
   // The state of a block, as a token that no other state of any block has; 0: it was never written. In a part: 0 if it
   // was all zero there.
   uint64_t VersionOf(SessionId session, SubgroupId id, uint32_t block) { return versions_[{session, id, block}]; }
@@ -201,6 +204,10 @@ class FakeTier : public SchedulerActions {
   std::vector<std::pair<SessionId, uint32_t>> restores_ended;
   int steps_restored = 0;
   int64_t part_write_ns = 1000;
+  std::function<int64_t(uint64_t save)> part_write_time;  // instead, by save
+  std::optional<PathIndex> part_path;                     // instead, as long as the path needs beside all else
+  uint32_t part_writes = 0;                               // in flight
+  int64_t place_ns = 1000;                                // between a state's taking and its copying
   std::function<int(const Pin&)> part_fault;
   int small_pieces = 0;
   std::vector<PathIndex> evacuated;  // paths, as they were
@@ -251,6 +258,7 @@ class FakeTier : public SchedulerActions {
   class Outside;
 
   void EndTransfer(const Transfer& transfer);
+  void EndPart(uint64_t save, Pin& pin, BufferIndex buffer, int64_t started_ns);
   void Read(const Transfer& transfer, const File& file, bool again, Buffer* buffer);
   void Bring(const Transfer& transfer, const Stored& stored, bool again, Buffer* buffer);
   std::vector<uint8_t> Compare(const Op& op, const Block& block, const Buffer& buffer);
@@ -259,6 +267,7 @@ class FakeTier : public SchedulerActions {
   void CheckAlone(const Transfer& transfer);
   // The token of a state that is stored there; garbage if it is none.
   uint64_t StoredAt(PathIndex path, FileId file, uint64_t offset) const;
+  void GiveBackUnused(const StateSave& save);
   void Add(SessionId session, SubgroupSpec spec, const std::vector<uint64_t>& tensor_counts);
   uint64_t Submit(Request request);
   void CheckSlot(const Op& op);
@@ -319,6 +328,7 @@ class FakeTier : public SchedulerActions {
   std::map<BlockName, uint64_t> in_parts_;  // by save, subgroup, index
   std::map<SessionId, int> saving_;         // saves that need the session's files
   std::map<uint64_t, SessionId> saver_;
+  std::map<uint64_t, std::function<void()>> to_parts_;    // what follows a write to one, by its transfer
   std::map<uint64_t, std::vector<bool>> clones_;          // by save
   FileId next_file_ = 1u << 24;                           // of a session that leaves one
   std::set<std::pair<PathIndex, FileId>> left_, unused_;  // that sessions have left; of these, that have no use

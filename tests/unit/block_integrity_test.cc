@@ -6,8 +6,12 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <optional>
+#include <vector>
 
 #include "daemon/base/unique_fd.h"
+#include "daemon/checkpoint/block_hash.h"
 #include "daemon/io/io_faults.h"
 #include "tests/support/block_tier.h"
 #include "tests/unit/adam_arrays.h"
@@ -252,6 +256,50 @@ TEST_CASE("BlockIntegrity.AWrongPieceThatIsWrittenOverIsRight") {
   ::close(fd);
   REQUIRE(read);
   CHECK(padding == std::vector<char>(padding.size(), 0));
+}
+
+// What a checkpoint says of a block without reading it is the hash of what is stored: of odd sizes and exact pieces, of
+// master parameters alone, and behind a gradient that is kept.
+TEST_CASE("BlockIntegrity.ChecksumsMakeUpTheHashOfAStoredBlock") {
+  constexpr uint64_t kPiece = 65536;
+  BlockTier::Setup setup = SetupFor("auto");
+  setup.block_elements = 2 * kPiece + 4096;
+  BlockTier tier(setup);
+  std::map<SubgroupId, bool> master_only;
+  Random random(3);
+  for (const uint64_t numel : {uint64_t{1}, uint64_t{1023}, kPiece, kPiece + 1, 2 * kPiece, 3 * kPiece + 4465}) {
+    for (const bool moments : {false, true}) {
+      for (const bool kept : {false, true}) {
+        const auto id = static_cast<SubgroupId>(master_only.size() + 1);
+        CAPTURE(numel, moments, kept);
+        master_only[id] = !moments;
+        tier.AddSubgroup(id, numel, kept ? std::optional(MLPO_BFLOAT16) : std::nullopt);
+        BlockTier::Floats values((moments ? 3 : 1) * numel);
+        for (float& value : values) value = static_cast<float>(random.Next() % 1000 + 1);
+        const Completion written =
+            moments ? tier.WriteState(id, 0, values) : tier.WritePart(id, MLPO_PART_MASTER, 0, values);
+        REQUIRE(written.failure.status == 0);
+      }
+    }
+  }
+  const std::vector<Pin> pins = tier.TakeState();
+  size_t blocks = 0;
+  for (const auto& [id, master] : master_only) blocks += tier.subgroup(id).blocks.size();
+  REQUIRE(pins.size() == blocks);
+  const UniqueFd fd(::open(tier.StateFile().c_str(), O_RDONLY | O_CLOEXEC));
+  REQUIRE(fd);
+  for (const Pin& pin : pins) {
+    CAPTURE(pin.subgroup, pin.index, pin.count);
+    const uint32_t arrays = master_only.at(pin.subgroup) ? 1 : 3;
+    const uint64_t array_bytes = (pin.count * 4 + 4095) / 4096 * 4096;
+    REQUIRE(pin.hashed);
+    REQUIRE(pin.bytes == arrays * array_bytes);
+    std::vector<std::byte> stored(pin.bytes);
+    const uint64_t at = Path::kFileHeaderBytes + pin.extent.offset + pin.first_byte;
+    REQUIRE(::pread(fd.get(), stored.data(), stored.size(), static_cast<off_t>(at)) ==
+            static_cast<ssize_t>(stored.size()));
+    CHECK(pin.hash == BlockHash(stored.data(), arrays, array_bytes));
+  }
 }
 
 // Zeros that were never written by anybody, but lie in the extent before what was.

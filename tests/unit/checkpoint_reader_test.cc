@@ -438,7 +438,7 @@ TEST_CASE("AttemptTable.AllRanksOfANodeHaveTheSameAndARepeatedSaveAnother") {
   const auto choose = [&](const AttemptTable::Save& which, uint32_t rank, uint32_t here = 2) {
     std::array<uint8_t, 16> random{};
     random[3] = ++count;
-    return table.Choose(which, rank, here, random);
+    return table.Choose(which, {rank, rank + 1, 2, here}, random);
   };
   const AttemptId first = choose(save, 0).value();
   CHECK(!first.zero());
@@ -464,6 +464,27 @@ TEST_CASE("AttemptTable.AllRanksOfANodeHaveTheSameAndARepeatedSaveAnother") {
   CHECK(table.size() == 2);
   table.Forget(1000, "job");
   CHECK(table.size() == 0);
+}
+
+// Sessions 1 and 2 are there when the first begins.
+TEST_CASE("AttemptTable.ARankThatIsLateHasItAndOneThatHasBegunAnewNot") {
+  AttemptTable table;
+  const AttemptTable::Save save{1000, "job", "/dir", "tag", 7, 2};
+  uint8_t count = 0;
+  const auto choose = [&](uint32_t rank, SessionId session, SessionId newest, uint32_t here) {
+    std::array<uint8_t, 16> random{};
+    random[3] = ++count;
+    return table.Choose(save, {rank, session, newest, here}, random);
+  };
+  const AttemptId first = choose(0, 1, 2, 2).value();
+  CHECK(choose(1, 2, 2, 1).value() == first);  // rank 0 has saved, and ended
+  AttemptTable again;
+  table = again;
+  const AttemptId second = choose(0, 1, 2, 2).value();
+  CHECK(choose(1, 3, 3, 1).status().code() == -EINVAL);  // rank 1 has another session now, and rank 0 none
+  const AttemptId third = choose(1, 3, 4, 2).value();
+  CHECK(third != second);
+  CHECK(choose(0, 4, 4, 2).value() == third);
 }
 
 }  // namespace mlpo::test

@@ -206,6 +206,63 @@ TEST_CASE("ExtentStore.GoesOnInNextFilesWithRoomOfTheirOwn") {
   CHECK(store->Remove().ok());
 }
 
+// What an earlier checkpoint, that was copied, has had made of room is in the file that is left.
+TEST_CASE("ExtentStore.ANextFileHasRoomAlthoughTheOldOneHasMuch") {
+  const auto next_size = [](const Paths& paths, size_t i, const char* generation) {
+    const fs::path folder = fs::path(paths.FileName(i)).parent_path().parent_path();
+    return (fs::file_size(folder / generation / "state") - 4096) / kExtentBytes;
+  };
+  Paths paths(2, {0, 40 * kExtentBytes});
+  const auto store = Make(paths, paths.all());
+  REQUIRE(store->Reserve({0.5, 0.5}, 8, kExtentBytes, "the state", paths.all()).ok());
+  REQUIRE(store->ReserveForCopy({0.5, 0.5}, paths.all()).ok());
+  CHECK(paths.Extents(0) == 10);
+  CHECK(paths.Extents(1) == 10);
+  store->MakeNext({true, true}, {1000, "job", 3, 8});
+  REQUIRE(store->ReserveForCopy({0.5, 0.5}, paths.all()).ok());
+  CHECK(paths.Extents(0) == 10);
+  CHECK(next_size(paths, 0, "3-8") == 5);
+  CHECK(next_size(paths, 1, "3-8") == 5);
+  store->UseNext();
+  REQUIRE(store->ReserveAgain({0.5, 0.5}, paths.all()).ok());
+  CHECK(next_size(paths, 0, "3-8") == 5);
+  // A registration meanwhile: there is room for it wherever the session goes on.
+  store->MakeNext({true, false}, {1000, "job", 3, 9});
+  REQUIRE(store->ReserveForCopy({0.5, 0.5}, paths.all()).ok());
+  REQUIRE(store->Reserve({0.5, 0.5}, 16, kExtentBytes, "the state", paths.all()).ok());
+  CHECK(next_size(paths, 0, "3-8") == 10);
+  CHECK(next_size(paths, 0, "3-9") == 10);
+  CHECK(store->Remove().ok());
+}
+
+// Room in the old file is of no use: where the next one gets none, the checkpoint is refused before anything stalls.
+TEST_CASE("ExtentStore.ANextFileWithoutRoomIsRefused") {
+  Paths paths(1, {12 * kExtentBytes});
+  const auto store = Make(paths, paths.all());
+  REQUIRE(store->Reserve({1}, 4, kExtentBytes, "the state", paths.all()).ok());
+  REQUIRE(store->ReserveForCopy({1}, paths.all()).ok());
+  REQUIRE(paths.Extents(0) == 10);
+  store->MakeNext({true}, {1000, "job", 3, 8});
+  const Status refused = store->ReserveForCopy({1}, paths.all());
+  INFO(refused.message());
+  CHECK(refused.code() == -ENOSPC);
+  CHECK(store->DropNext().ok());
+  CHECK(store->ReserveForCopy({1}, paths.all()).ok());
+}
+
+TEST_CASE("ExtentStore.APathWithoutRoomForANextFileKeepsItsOwn") {
+  Paths paths(2, {5 * kExtentBytes, 0});
+  const auto store = Make(paths, paths.all());
+  REQUIRE(store->Reserve({0.5, 0.5}, 8, kExtentBytes, "the state", paths.all()).ok());
+  store->MakeNext({true, false}, {1000, "job", 3, 8});
+  REQUIRE(store->next_files()[0] != kNone);
+  REQUIRE(store->ReserveForCopy({0.5, 0.5}, paths.all()).ok());
+  CHECK(store->next_files()[0] == kNone);
+  CHECK(paths.Extents(0) == 5);
+  CHECK(paths.Extents(1) == 12);  // of 16, all but the 4 that the first has of the state
+  CHECK(store->Remove().ok());
+}
+
 // A session that ends does not wait for a path that hangs; its file goes when the path answers.
 TEST_CASE("ExtentStore.AFileOnAPathThatHangsGoesLater") {
   Paths paths(2);

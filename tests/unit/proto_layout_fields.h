@@ -124,6 +124,7 @@ FIELD(mlpo_restore, files)
 FIELD(mlpo_restore, tag_bytes)
 FIELD(mlpo_restore, directory_bytes)
 FIELD(mlpo_restore, reserved)
+FIELD(mlpo_restore, attempt)
 FIELD(mlpo_restore, tag)
 FIELD(mlpo_restore, directory)
 

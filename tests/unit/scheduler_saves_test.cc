@@ -1,7 +1,11 @@
 // A session's state on its way into a checkpoint, on a fake tier in virtual time: it is the state as it was when it was
 // taken, whatever goes on meanwhile, and training hardly notices.
+#include <algorithm>
 #include <cerrno>
 #include <map>
+#include <optional>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -28,7 +32,9 @@ Scheduler::Options MakeOptions(uint32_t buffers, size_t paths) {
   return options;
 }
 
-CopyPace::Options Pace(double write_bytes_per_s = 200e6) { return {0.05, write_bytes_per_s, 2 * kBlockBytes}; }
+CopyPace::Options Pace(double write_bytes_per_s = 200e6, uint64_t target = 0) {
+  return {0.05, write_bytes_per_s, 2 * kBlockBytes, target};
+}
 
 void TrainStep(FakeTier& tier, SessionId session, int subgroups, uint32_t epoch) {
   std::vector<uint64_t> requests;
@@ -363,6 +369,29 @@ TEST_CASE("C20_WhatIsOnPersistentPathsIsHandedOverOrClonedAndNeverTouchedAgain")
   }
 }
 
+// Extents that blocks had in earlier steps go back to the file system, which the session cannot use any more.
+TEST_CASE("Saves.AFileThatIsHandedOverKeepsWhatIsInUseAndNothingElse") {
+  for (const bool kept : {false, true}) {
+    INFO("gradients are kept " << kept);
+    FakeTier tier(MakeOptions(4, 2), std::vector<FakeTier::PathSpeed>(2));
+    tier.AddSubgroup(1, 1, {20 * kBlock}, kept ? std::optional(MLPO_BFLOAT16) : std::nullopt);
+    tier.WriteState(1, 1, MLPO_PART_STATE);
+    const uint32_t blocks = Scheduler::BlockCount(tier.scheduler().FindSubgroup(1, 1)->spec, kBlock);
+    for (uint32_t epoch = 1; epoch <= 4; ++epoch) TrainStep(tier, 1, 1, epoch);
+    const Versions taken = Now(tier, 1, 1, blocks);
+    const uint64_t save = tier.BeginSave(1, 1, Pace(), {true, true});
+    const uint64_t take = tier.Take(1, 1);
+    tier.RunUntilAnswered(take);
+    REQUIRE(tier.status(take) == 0);
+    RunUntilCopied(tier, save);
+    if (!kept) CHECK(tier.left_bytes() == tier.completion(take).value);
+    CHECK(IsInPart(tier, save, taken));
+    for (uint32_t epoch = 5; epoch <= 7; ++epoch) TrainStep(tier, 1, 1, epoch);
+    CHECK(tier.HandedOverIsUnchanged());
+    CHECK(tier.violation() == "");
+  }
+}
+
 TEST_CASE("Saves.ASessionMayEndWhileItLeavesItsFiles") {
   for (const uint32_t buffers : {3u, 12u, 60u}) {
     INFO("buffers " << buffers);
@@ -559,6 +588,290 @@ TEST_CASE("Saves.OneThatHangsHoldsUpNoOther") {
   CHECK(tier.violation() == "");
 }
 
+// The ranks of a node save to one target at the same time: what they press with is its share of that once.
+TEST_CASE("Saves.StepsOfManyRanksThatSaveToOneTargetTakeLittleLonger") {
+  constexpr SessionId kRanks = 8;
+  Scheduler::Options options = MakeOptions(64, 2);
+  options.paths = {{345e6, 265e6, 0.5, 0}, {180e6, 180e6, 0.5, 0}};
+  FakeTier tier(options, {{345e6, 265e6}, {180e6, 180e6}});
+  for (SessionId rank = 1; rank <= kRanks; ++rank) tier.AddSubgroup(rank, 1, {64 * kBlock});
+  for (SessionId rank = 1; rank <= kRanks; ++rank) tier.WriteState(rank, 1, MLPO_PART_STATE);
+  uint32_t epoch = 0;
+  const auto step = [&] {
+    ++epoch;
+    std::vector<uint64_t> requests;
+    for (SessionId rank = 1; rank <= kRanks; ++rank) requests.push_back(tier.Grad(rank, 1, epoch));
+    for (const uint64_t grad : requests) tier.RunUntilAnswered(grad);
+    requests.clear();
+    for (SessionId rank = 1; rank <= kRanks; ++rank) requests.push_back(tier.Update(rank, 1, epoch));
+    for (const uint64_t update : requests) tier.RunUntilAnswered(update);
+  };
+  const auto steps_ns = [&](int count) {
+    const int64_t begin_ns = tier.now_ns();
+    for (int i = 0; i < count; ++i) step();
+    return static_cast<double>(tier.now_ns() - begin_ns) / count;
+  };
+  (void)steps_ns(4);
+  const double usual_ns = steps_ns(6);
+  tier.part_path = 0;  // the target is a folder of that device
+  std::vector<uint64_t> saves, takes;
+  for (SessionId rank = 1; rank <= kRanks; ++rank) {
+    saves.push_back(tier.BeginSave(rank, 1, Pace(265e6, 7)));
+    takes.push_back(tier.Take(rank, 1));
+  }
+  uint64_t bytes = 0;
+  for (const uint64_t take : takes) {
+    tier.RunUntilAnswered(take);
+    REQUIRE(tier.status(take) == 0);
+    bytes += tier.completion(take).value;
+  }
+  const int64_t begin_ns = tier.now_ns();
+  const double during_ns = steps_ns(6);
+  CHECK(during_ns <= 1.15 * usual_ns);
+  // Each tells when all of them will have ended.
+  std::vector<CheckpointSnapshot> shown(saves.size());
+  uint64_t left = 0;
+  for (size_t i = 0; i < saves.size(); ++i) {
+    tier.scheduler().Fill(saves[i], &shown[i], tier.now_ns());
+    if (shown[i].phase == "copying") left += shown[i].bytes - shown[i].copied_bytes;
+  }
+  CHECK(left > 0);
+  for (size_t i = 0; i < saves.size(); ++i) {
+    if (shown[i].phase == "copying") CHECK(shown[i].bound_s == Approx(static_cast<double>(left) / (0.05 * 265e6)));
+  }
+  const auto all_copied = [&] {
+    return std::all_of(saves.begin(), saves.end(), [&](uint64_t save) { return tier.save(save).copied; });
+  };
+  while (!all_copied() && tier.now_ns() < begin_ns + 30 * kS) step();
+  REQUIRE(all_copied());
+  CHECK(static_cast<double>(tier.now_ns() - begin_ns) / 1e9 <= 1.1 * static_cast<double>(bytes) / (0.05 * 265e6));
+  for (const uint64_t save : saves) CHECK(tier.save(save).failure.status == 0);
+  tier.RunUntilQuiet();
+  CHECK(tier.violation() == "");
+}
+
+// One that saves a lot does not keep another from saving little.
+TEST_CASE("Saves.CopiesOfSeveralAreMadeInTurn") {
+  FakeTier tier(MakeOptions(80, 2), std::vector<FakeTier::PathSpeed>(2));
+  tier.AddSession(1, "one", 1000);
+  tier.AddSession(2, "two", 1001);
+  tier.AddSubgroup(1, 1, {60 * kBlock});
+  tier.AddSubgroup(2, 1, {10 * kBlock});
+  for (SessionId session = 1; session <= 2; ++session) {
+    tier.WriteState(session, 1, MLPO_PART_STATE);
+    TrainStep(tier, session, 1, 1);
+  }
+  tier.part_write_ns = kS / 10;
+  const uint64_t large = tier.BeginSave(1, 1, Pace());
+  tier.RunUntilAnswered(tier.Take(1, 1));
+  tier.Wait(kS / 20);
+  CHECK(tier.part_writes == 4);  // as long as nobody else has anything to copy
+  const uint64_t small = tier.BeginSave(2, 1, Pace());
+  tier.RunUntilAnswered(tier.Take(2, 1));
+  RunUntilCopied(tier, small);
+  CHECK_FALSE(tier.save(large).copied);
+  RunUntilCopied(tier, large);
+  tier.RunUntilQuiet();
+  CHECK(tier.save(small).failure.status == 0);
+  CHECK(tier.save(large).failure.status == 0);
+  CHECK(tier.violation() == "");
+}
+
+// A user whose targets hang, one save after another, does not get the pool.
+TEST_CASE("Saves.WhatHangsOfOneUserTakesAFewBuffersAndNoMore") {
+  FakeTier tier(MakeOptions(80, 2), std::vector<FakeTier::PathSpeed>(2));
+  constexpr SessionId kHung = 5;
+  for (SessionId session = 1; session <= kHung + 1; ++session) {
+    tier.AddSession(session, "job" + std::to_string(session), session <= kHung ? 1000 : 1001);
+    tier.AddSubgroup(session, 1, {10 * kBlock});
+    tier.WriteState(session, 1, MLPO_PART_STATE);
+    TrainStep(tier, session, 1, 1);
+  }
+  std::set<uint64_t> hung;
+  tier.part_write_time = [&](uint64_t save) { return hung.contains(save) ? 36'000 * kS : 1000; };
+  for (SessionId session = 1; session <= kHung; ++session) {
+    const uint64_t save = tier.BeginSave(session, 1, Pace());
+    hung.insert(save);
+    tier.RunUntilAnswered(tier.Take(session, 1));
+    for (int i = 0; i < 70; ++i) tier.Wait(kS);
+  }
+  CHECK(tier.part_writes == 8);  // twice the four that copies have
+  const uint64_t save = tier.BeginSave(kHung + 1, 1, Pace());
+  tier.RunUntilAnswered(tier.Take(kHung + 1, 1));
+  const uint64_t saved = tier.Saved(kHung + 1, 1);
+  tier.Wait(kS);
+  REQUIRE(tier.answered(saved));
+  CHECK(tier.status(saved) == 0);
+  CHECK(tier.save(save).copied);
+  CHECK(tier.violation() == "");
+}
+
+TEST_CASE("Saves.WhatIsGivenUpKeepsOnlyWhatIsInFlight") {
+  FakeTier tier(MakeOptions(40, 2), std::vector<FakeTier::PathSpeed>(2));
+  tier.AddSubgroup(1, 1, {20 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  TrainStep(tier, 1, 1, 1);
+  tier.part_write_ns = 100 * kS;
+  const uint64_t save = tier.BeginSave(1, 1, Pace());
+  tier.RunUntilAnswered(tier.Take(1, 1));
+  TrainStep(tier, 1, 1, 2);  // what is pinned is the checkpoint's alone now
+  tier.Wait(kS);
+  REQUIRE(tier.part_writes == 4);
+  CHECK(CheckpointBytes(tier) == 20 * kBlockBytes);
+  const uint64_t abandoned = tier.Submit(1, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_ABANDON, 1, 0);
+  CHECK(tier.status(abandoned) == 0);
+  CHECK(CheckpointBytes(tier) == 4 * kBlockBytes);
+  CHECK_FALSE(tier.save(save).copied);
+  TrainStep(tier, 1, 1, 3);
+  tier.RunUntilQuiet();
+  CHECK(tier.save(save).copied);
+  CHECK(CheckpointBytes(tier) == 0);
+  CHECK(tier.violation() == "");
+  CHECK(tier.scheduler().idle());
+}
+
+// While what is pinned gets its place in the part, by a thread that may take long.
+TEST_CASE("Saves.MayBeGivenUpOrLoseTheirSessionBeforeCopyingBegins") {
+  for (const bool hands_over : {false, true}) {
+    for (const bool ends : {false, true}) {
+      INFO("hands over " << hands_over << " session ends " << ends);
+      FakeTier tier(MakeOptions(8, 2), std::vector<FakeTier::PathSpeed>(2));
+      tier.AddSubgroup(1, 1, {20 * kBlock});
+      tier.WriteState(1, 1, MLPO_PART_STATE);
+      TrainStep(tier, 1, 1, 1);
+      const Versions taken = Now(tier, 1, 1, 20);
+      tier.place_ns = kS;
+      const std::vector<bool> next = hands_over ? std::vector<bool>{true, false} : std::vector<bool>{};
+      const uint64_t save = tier.BeginSave(1, 1, Pace(), next);
+      tier.RunUntilAnswered(tier.Take(1, 1));
+      tier.Wait(kS / 10);
+      REQUIRE(tier.save(save).taken);
+      if (ends) {
+        tier.EndSession(1);  // it goes on by itself
+        tier.RunUntilQuiet();
+        CHECK(tier.save(save).failure.status == 0);
+        CHECK(IsInPart(tier, save, taken));
+      } else {
+        const uint64_t saved = tier.Saved(1, 1);
+        CHECK(tier.status(tier.Submit(1, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_ABANDON, 1, 0)) == 0);
+        tier.RunUntilAnswered(saved);
+        CHECK(tier.status(saved) == -ECANCELED);
+        CHECK(tier.save(save).failure.status == -ECANCELED);
+        // The next one begins while the first is still being placed.
+        const Versions then = Now(tier, 1, 1, 20);
+        const uint64_t second = tier.BeginSave(1, 2, Pace());
+        REQUIRE(second != 0);
+        tier.RunUntilAnswered(tier.Take(1, 2));
+        TrainStep(tier, 1, 1, 2);
+        tier.RunUntilQuiet();
+        CHECK(tier.save(second).failure.status == 0);
+        CHECK(IsInPart(tier, second, then));
+        CHECK(CheckpointBytes(tier) == 0);
+        tier.EndSession(1);
+        tier.RunUntilQuiet();
+      }
+      CHECK(tier.HandedOverIsUnchanged());
+      CHECK(tier.scratch_bytes() == 0);
+      CHECK(tier.violation() == "");
+      CHECK(tier.scheduler().idle());
+    }
+  }
+}
+
+TEST_CASE("Saves.OneThatIsBeingMadeDurableIsNotGivenUp") {
+  FakeTier tier(MakeOptions(8, 1), std::vector<FakeTier::PathSpeed>(1));
+  tier.AddSubgroup(1, 1, {4 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  const uint64_t save = tier.BeginSave(1, 1, Pace());
+  tier.Take(1, 1);
+  const uint64_t saved = tier.Saved(1, 1);
+  RunUntilCopied(tier, save);
+  REQUIRE_FALSE(tier.answered(saved));
+  CHECK(tier.status(tier.Submit(1, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_ABANDON, 1, 0)) == -EALREADY);
+  tier.RunUntilAnswered(saved);
+  CHECK(tier.status(saved) == 0);
+}
+
+// Room was made for what there was when it began.
+TEST_CASE("Saves.SubgroupsThatComeBeforeTheTakeNeedANewBeginning") {
+  FakeTier tier(MakeOptions(40, 1), std::vector<FakeTier::PathSpeed>(1));
+  tier.AddSubgroup(1, 1, {4 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  REQUIRE(tier.BeginSave(1, 1, Pace()) != 0);
+  tier.AddSubgroup(1, 2, {4 * kBlock});
+  tier.WriteState(1, 2, MLPO_PART_STATE);
+  const uint64_t take = tier.Take(1, 1);
+  tier.RunUntilAnswered(take);
+  CHECK(tier.status(take) == -ESTALE);
+  CHECK(tier.status(tier.Submit(1, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_ABANDON, 1, 0)) == 0);
+  tier.RunUntilQuiet();
+  const Versions taken = Now(tier, 1, 2, 4);
+  const uint64_t save = tier.BeginSave(1, 2, Pace());
+  REQUIRE(save != 0);
+  tier.Take(1, 2);
+  RunUntilCopied(tier, save);
+  CHECK(IsInPart(tier, save, taken));
+  CHECK(tier.violation() == "");
+}
+
+// Whatever is patient with the path: training waits for the TAKE.
+TEST_CASE("Saves.ATakeThatWaitsForAPathThatHangsFailsInTimeAndAlone") {
+  constexpr FakeTier::PathSpeed kGoes{1e6, 1e6}, kHangs{1e6, 0};
+  for (const bool all : {false, true}) {
+    INFO("all paths hang " << all);
+    FakeTier tier(MakeOptions(100, 2), {kGoes, kGoes});
+    for (SessionId session = 1; session <= 2; ++session) {
+      tier.AddSubgroup(session, 1, {20 * kBlock});
+      tier.WriteState(session, 1, MLPO_PART_STATE);
+      TrainStep(tier, session, 1, 1);
+    }
+    tier.ChangeSpeed(0, tier.now_ns(), kHangs);
+    if (all) tier.ChangeSpeed(1, tier.now_ns(), kHangs);
+    REQUIRE(tier.BeginSave(1, 1, Pace()) != 0);
+    const uint64_t take = tier.Take(1, 1), saved = tier.Saved(1, 1);
+    const int64_t begin_ns = tier.now_ns();
+    for (int i = 0; i < 60 && !tier.answered(take); ++i) tier.Wait(kS);
+    REQUIRE(tier.answered(take));
+    CHECK(tier.status(take) == MLPO_E_IO);
+    CHECK(tier.completion(take).failure.os_errno == ETIMEDOUT);
+    CHECK(tier.now_ns() - begin_ns < 30 * kS);
+    tier.Wait(kS);
+    REQUIRE(tier.answered(saved));
+    CHECK(tier.status(saved) == MLPO_E_IO);
+    TrainStep(tier, 2, 1, 2);  // in memory
+    tier.ChangeSpeed(0, tier.now_ns(), kGoes);
+    if (all) tier.ChangeSpeed(1, tier.now_ns(), kGoes);
+    tier.RunUntilQuiet();
+    TrainStep(tier, 1, 1, 2);
+    const Versions taken = Now(tier, 1, 1, 20);
+    const uint64_t save = tier.BeginSave(1, 2, Pace());
+    REQUIRE(save != 0);
+    tier.RunUntilAnswered(tier.Take(1, 2));
+    RunUntilCopied(tier, save);
+    CHECK(IsInPart(tier, save, taken));
+    CHECK(tier.violation() == "");
+  }
+}
+
+// What is queued in front of a TAKE may hang: who gives it up hears of it at once.
+TEST_CASE("Saves.ATakeThatIsGivenUpIsAnsweredAtOnce") {
+  FakeTier tier(MakeOptions(40, 1), {{1e6, 1e6}});
+  tier.AddSubgroup(1, 1, {20 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  TrainStep(tier, 1, 1, 1);
+  REQUIRE(tier.BeginSave(1, 1, Pace()) != 0);
+  const uint64_t read = tier.Submit(1, MLPO_OP_READ_STATE, 1, 0, MLPO_PART_STATE, 0, 20 * kBlock);
+  const uint64_t take = tier.Take(1, 1);
+  REQUIRE_FALSE(tier.answered(read));
+  CHECK(tier.status(tier.Submit(1, MLPO_OP_SNAPSHOT, 0, 0, MLPO_SNAPSHOT_ABANDON, 1, 0)) == 0);
+  REQUIRE(tier.answered(take));
+  CHECK(tier.status(take) == -ECANCELED);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(read) == 0);
+  CHECK(tier.violation() == "");
+  CHECK(tier.scheduler().idle());
+}
+
 TEST_CASE("Restore.ReplacesStateWhereverItIsAndReadsNothing") {
   FakeTier tier(MakeOptions(6, 2), std::vector<FakeTier::PathSpeed>(2));
   for (SubgroupId id = 1; id <= 2; ++id) tier.AddSubgroup(1, id, {10 * kBlock});
@@ -620,6 +933,30 @@ TEST_CASE("Restore.OneThatFailsLeavesNoStateThatAnybodyCouldUse") {
   tier.EndSession(1);
   tier.RunUntilQuiet();
   CHECK(tier.restores_ended.size() == 1);
+  CHECK(tier.violation() == "");
+}
+
+// A slot may have its gradient and the parameters in the same bytes: a window that opened while the RESTORE waits would
+// have its gradient written over after its statistics were formed.
+TEST_CASE("Restore.NoWindowOpensBehindOneThatWaits") {
+  FakeTier tier(MakeOptions(40, 1), {{1e6, 1e6}});
+  tier.AddSubgroup(1, 1, {20 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  TrainStep(tier, 1, 1, 1);
+  REQUIRE(tier.scheduler().BeginRestore(1, 5));
+  REQUIRE(tier.BeginSave(1, 1, Pace()) != 0);
+  const uint64_t take = tier.Take(1, 1);  // flushes 20 blocks, 12 ms each
+  const uint64_t restore = tier.Restore(1, 1, 5);
+  const uint64_t stat = tier.Submit(1, MLPO_OP_STAT, 1, 0, 0, 0, 0);
+  CHECK(tier.completion(stat).detail == MLPO_SLOT_BUSY);
+  const uint64_t early = tier.Grad(1, 1, 2);
+  REQUIRE(tier.answered(early));
+  CHECK(tier.status(early) == MLPO_E_SLOT_BUSY);
+  CHECK_FALSE(tier.answered(take));
+  tier.RunUntilAnswered(restore);
+  CHECK(tier.status(take) == 0);
+  CHECK(tier.status(restore) == 0);
+  TrainStep(tier, 1, 1, 2);
   CHECK(tier.violation() == "");
 }
 

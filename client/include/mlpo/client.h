@@ -353,11 +353,14 @@ struct mlpo_checkpoint_info {
  * user's and no files were given, -EINVAL, -ETIMEDOUT. */
 MLPO_API int mlpo_checkpoint_begin(mlpo_client* client, const struct mlpo_checkpoint_options* options,
                                    int64_t timeout_ns, struct mlpo_checkpoint_info* info);
-/* Result: value is the bytes that are being copied. MLPO_ERR_SLOT_BUSY: a window is open; MLPO_ERR_TORN. */
+/* Result: value is the bytes that are being copied. MLPO_ERR_SLOT_BUSY: a window is open; MLPO_ERR_TORN. -ESTALE:
+ * subgroups were registered since begin; abandon it, and begin anew. MLPO_ERR_IO: a path does not answer, or cannot be
+ * written; this checkpoint has failed, and training goes on. */
 MLPO_API int mlpo_checkpoint_take(mlpo_client* client, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
 /* Result: value is 1 if the parts of all ranks are there. */
 MLPO_API int mlpo_checkpoint_saved(mlpo_client* client, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
-/* Gives it up: nothing of it stays. */
+/* Gives it up: nothing of it stays. -EALREADY: it is too late, all has been copied and is being made durable; saved
+ * says how that ends. */
 MLPO_API int mlpo_checkpoint_abandon(mlpo_client* client, uint32_t handle, int64_t timeout_ns);
 
 /* 1 if somebody has asked for a checkpoint (mlpo-ctl checkpoint request) since this client began its last one, else 0.
@@ -372,10 +375,12 @@ struct mlpo_restore_info {
   uint8_t attempt[16];
   char tag[136];
 };
-/* For the subgroups that are registered now. tag: NULL is the newest that is complete. -ENOENT: there is none; -EINVAL:
- * a tensor is not in it as it is here. */
-MLPO_API int mlpo_restore_begin(mlpo_client* client, const char* directory, const char* tag, int64_t timeout_ns,
-                                struct mlpo_restore_info* info);
+/* For the subgroups that are registered now. tag: NULL is the newest that is complete. attempt: 16 bytes, with a tag
+ * only; NULL: the one of the tag that counts. Another checkpoint may become complete between the calls of two ranks:
+ * let one of them begin without, and the others with the tag and the attempt of its info. -ENOENT: there is none, or
+ * not that attempt; -EINVAL: a tensor is not in it as it is here, or attempt without tag. */
+MLPO_API int mlpo_restore_begin(mlpo_client* client, const char* directory, const char* tag, const uint8_t* attempt,
+                                int64_t timeout_ns, struct mlpo_restore_info* info);
 /* The same from files that the caller has opened, for a daemon of another user: the manifests of all parts of one
  * checkpoint in the order of ranks, then the data files that they name, in their order; at most 4096 in all. They stay
  * the caller's. */

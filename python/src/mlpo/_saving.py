@@ -151,7 +151,7 @@ def restore(
     if client.daemon_uid == os.geteuid():
         kept = [ffi.new("char []", os.fsencode(os.path.abspath(directory)))]
         kept.append(ffi.NULL if tag is None else ffi.new("char []", tag.encode()))
-        interruptible(lambda: check(lib.mlpo_restore_begin(pointer, kept[0], kept[1], limit, info)))
+        interruptible(lambda: check(lib.mlpo_restore_begin(pointer, kept[0], kept[1], ffi.NULL, limit, info)))
     else:
         try:
             fds = open_checkpoint(_parts.choose(pathlib.Path(os.path.abspath(directory)), tag))
