@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import errno
 import pathlib
+import signal
 import subprocess
+import threading
+import time
 from typing import Any, Callable, Iterator, Sequence
 
 import mlpo
@@ -14,8 +17,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import new_job
+from mlpo import _saving
+from mlpo._native import lib
 from mlpo.checkpoints import Checkpoint, find
 from running_daemon import SMALL_BLOCKS, THREE_BUFFERS, Daemon, Layout, program
+from saved_files import loose_files
 
 STATES = ("master", "exp_avg", "exp_avg_sq")
 NUMEL = 100_003
@@ -319,6 +325,157 @@ def test_a_daemon_of_another_user_gets_descriptors_and_opens_nothing(
     other.close()
     assert not any(found.complete for found in find(place) if found.tag == "two")
     assert not list((place / "two" / "part-0").iterdir())
+
+
+@pytest.mark.parametrize("another_user", [False, True], ids=["own", "another user's"])
+def test_all_ranks_restore_what_the_first_one_has_found(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect, another_user: bool
+) -> None:
+    """Though another checkpoint becomes complete between two ranks' calls; one that has gone is not made up for."""
+    daemon = daemon_of(SMALL_BLOCKS)
+    run = Run(connect_to, daemon, 2, initial=True)
+    run.step(1)
+    assert any([saved.result(60) for saved in run.save(place, "one", 1)])
+    state = run.state()
+    run.step(2)
+    assert any([saved.result(60) for saved in run.save(place, "two", 2)])
+    later = run.state()
+    hidden = place.with_name("hidden")
+    (place / "two").rename(hidden)
+    other = Run(connect_to, daemon, 2, initial=False)
+    for client in other.clients:
+        client.daemon_uid += another_user
+    first = other.clients[0].restore(str(place), timeout=60)
+    assert (first.tag, first.step, first.world_size) == ("one", 1, 2)
+    hidden.rename(place / "two")
+    assert other.clients[1].restore(str(place), first.tag, attempt=first.attempt, timeout=60) == first
+    assert same(other.state(), state)
+    other.restore(place)
+    assert same(other.state(), later)
+    run.step(3)
+    assert any([saved.result(60) for saved in run.save(place, "one", 3, overwrite=True)])
+    for attempt in (first.attempt, bytes(range(16))):
+        with pytest.raises(mlpo.MlpoError) as raised:
+            other.clients[0].restore(str(place), "one", attempt=attempt)
+        assert raised.value.errno == errno.ENOENT
+    with pytest.raises(ValueError, match="tag"):
+        other.clients[0].restore(str(place), attempt=first.attempt)
+    with pytest.raises(ValueError, match="16"):
+        other.clients[0].restore(str(place), "one", attempt=b"short")
+    run.close()
+    other.close()
+
+
+class Library:
+    """The C library as mlpo._saving sees it, but for one function."""
+
+    def __init__(self, name: str, function: Callable[..., int]) -> None:
+        self._name, self._function = name, function
+
+    def __getattr__(self, name: str) -> Any:
+        return self._function if name == self._name else getattr(lib, name)
+
+
+def left(name: str) -> Library:
+    """A call of the function whose caller goes, by Ctrl-C, when its work has been done and before it returns."""
+
+    def call(*arguments: Any) -> int:
+        code = int(getattr(lib, name)(*arguments))
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.1)
+        return code
+
+    return Library(name, call)
+
+
+def eventually(call: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not call():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def not_busy(call: Callable[[], Any]) -> Any:
+    """What it returns once it is not refused as busy any more."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return call()
+        except mlpo.MlpoError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
+def any_loose(place: pathlib.Path) -> bool:
+    """While something goes on there, too."""
+    try:
+        return bool(loose_files(place))
+    except FileNotFoundError:
+        return True
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where a shell has started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("another_user", [False, True], ids=["own", "another user's"])
+def test_ctrl_c_while_it_begins_leaves_nothing_begun(
+    place: pathlib.Path,
+    daemon_of: Callable[[Layout], Daemon],
+    connect_to: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    interruptible: None,
+    another_user: bool,
+) -> None:
+    """The next checkpoint or restore is not refused as busy, and the one that nobody has leaves no half of it."""
+    run = Run(connect_to, daemon_of(SMALL_BLOCKS), 1, initial=True)
+    (client,) = run.clients
+    client.daemon_uid += another_user
+    run.step(1)
+    state = run.state()
+    for function in ("mlpo_checkpoint_begin", "mlpo_checkpoint_take", "mlpo_checkpoint_saved"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(_saving, "lib", left(function))
+            client.checkpoint(str(place), f"left-{function}", 1)
+        assert not_busy(lambda name=function: client.checkpoint(str(place), name, 1)).result(60)
+    assert not list(place.glob("left-mlpo_checkpoint_begin/*/*"))
+    eventually(lambda: not any_loose(place))
+    for _ in range(5):  # more than a session may have begun
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(_saving, "lib", left("mlpo_restore_begin_files" if another_user else "mlpo_restore_begin"))
+            client.restore(str(place), function)
+        time.sleep(0.2)
+    not_busy(lambda: client.restore(str(place), function))
+    assert same(run.state(), state)
+    run.close()
+
+
+@pytest.mark.parametrize("another_user", [False, True], ids=["own", "another user's"])
+def test_one_that_cannot_be_taken_is_given_up(
+    place: pathlib.Path,
+    daemon_of: Callable[[Layout], Daemon],
+    connect_to: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    another_user: bool,
+) -> None:
+    """The submission that takes the state fails on the client's side: the daemon does not go on waiting for it."""
+    run = Run(connect_to, daemon_of(SMALL_BLOCKS), 1, initial=True)
+    (client,) = run.clients
+    client.daemon_uid += another_user
+    for function in ("mlpo_checkpoint_take", "mlpo_checkpoint_saved"):
+        with monkeypatch.context() as patch, pytest.raises(mlpo.MlpoError):
+            patch.setattr(_saving, "lib", Library(function, lambda *_: -errno.ENOMEM))
+            client.checkpoint(str(place), "refused", 1)
+        assert not_busy(lambda name=function: client.checkpoint(str(place), name, 1)).result(60)
+    eventually(lambda: not any_loose(place))
+    run.close()
 
 
 def test_a_checkpoint_is_asked_for(

@@ -76,7 +76,7 @@ class Client:
         self.socket = ffi.string(info.socket).decode()
         self.job = ffi.string(info.job).decode()
         self.daemon_uid = int(info.daemon_uid)  #: whose daemon it is
-        self._unfinished: list[Saved] = []  # whose files have still to get their names
+        self._unfinished: set[Saved] = set()  # whose files have still to get their names
         _open_clients.add(self)
 
     def __repr__(self) -> str:
@@ -289,16 +289,29 @@ class Client:
         self._session.check_not_forked()
         return begin_save(self, directory, tag, step, attempt, overwrite, timeout)
 
-    def restore(self, directory: str, tag: Optional[str] = None, *, timeout: Optional[float] = None) -> Restored:
+    def restore(
+        self,
+        directory: str,
+        tag: Optional[str] = None,
+        *,
+        attempt: Optional[bytes] = None,
+        timeout: Optional[float] = None,
+    ) -> Restored:
         """Fills this client's subgroups from a complete checkpoint; default: the newest.
 
         Tensors are found by name and global shape, whatever number of ranks saved them and however they were packed.
         The rounded parameters are in the slots (`Subgroup.param`) afterwards.
 
-        Raises MlpoError: ENOENT if there is none, EINVAL naming a tensor that is not in it as it is here.
+        With several ranks let rank 0 restore first, and pass `tag` and `attempt` of what it returns to the others: each
+        call looks by itself, and another checkpoint may become complete between two of them. (OffloadAdamW.load() does
+        so.) timeout: seconds; None waits while the daemon lives.
+
+        Raises MlpoError: ENOENT if there is none, or not that attempt; EINVAL naming a tensor that is not in it as it
+        is here; else what reading failed with. A subgroup whose restore has failed has no state: restore() again, or
+        write_state() all of it.
         """
         self._session.check_not_forked()
-        return restore(self, list(self._subgroups), directory, tag, timeout)
+        return restore(self, list(self._subgroups), directory, tag, attempt, timeout)
 
     def checkpoint_requested(self) -> bool:
         """Whether somebody has asked for a checkpoint (``mlpo-ctl checkpoint request``) since the last one was begun.

@@ -395,8 +395,8 @@ def attempts(folder: pathlib.Path) -> list[Attempt]:
     return sorted(found, key=lambda attempt: (attempt.head.started_unix_ns, attempt.id))
 
 
-def choose(directory: pathlib.Path, tag: Optional[str]) -> Attempt:
-    """The complete attempt that counts: of a tag, or the newest."""
+def choose(directory: pathlib.Path, tag: Optional[str], attempt: Optional[str] = None) -> Attempt:
+    """The complete attempt that counts: of a tag, or the newest; or of a tag the one asked for."""
     if tag is not None and not is_tag(tag):
         raise ValueError(f"{tag!r} is no tag")
     folders = [directory / tag] if tag is not None else [f for f in directory.iterdir() if is_tag(f.name)]
@@ -406,8 +406,12 @@ def choose(directory: pathlib.Path, tag: Optional[str]) -> Attempt:
             if tag is not None:
                 raise CheckpointError(f"{folder} is no folder of a checkpoint")
             continue
-        for attempt in attempts(folder):
-            (complete if attempt.complete else cut).append(attempt)
+        for found in attempts(folder):
+            (complete if found.complete else cut).append(found)
+    if attempt is not None:
+        complete = [found for found in complete if found.id == attempt]
+        if not complete:
+            raise CheckpointError(f"{directory} has no complete attempt {attempt} of {tag!r}: it has been replaced or removed")
     if not complete:
         parts = "".join(f"; of {a.head.tag!r} there are {len(a.heads)} of {a.head.world_size} parts" for a in cut[:3])
         raise CheckpointError(f"{directory} has no complete checkpoint{'' if tag is None else f' {tag!r}'}{parts}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
 from . import _parts
 from ._blocking import Deadline, interruptible, nanoseconds
-from ._errors import MlpoError, check
+from ._errors import MlpoError, TimeoutError, check
 from ._native import ffi, lib
 from ._own_files import PartFiles, open_checkpoint
 from ._request import Request
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ._client import Client
 
 
+_UNDO_S = 60.0  # how long giving something up may take
+
+
 @dataclass(frozen=True)
 class Restored:
     """The checkpoint that was restored."""
@@ -27,7 +30,7 @@ class Restored:
     tag: str
     step: int
     world_size: int  #: of those who saved it
-    attempt: bytes
+    attempt: bytes  #: which save under this tag it is; with tag= and attempt= other ranks restore the same one
 
 
 class Saved:
@@ -46,7 +49,7 @@ class Saved:
         self.snapshot: Request[int] = self._submit(lib.mlpo_checkpoint_take, lambda result: int(result.value))
         self._end: Request[bool] = self._submit(lib.mlpo_checkpoint_saved, lambda result: bool(result.value))
         if files is not None:
-            client._unfinished.append(self)
+            client._unfinished.add(self)
 
     def _submit(self, function: Callable[..., Any], convert: Callable[[Any], Any]) -> Request[Any]:
         request = ffi.new("mlpo_request **")
@@ -75,17 +78,16 @@ class Saved:
             complete = self._end.result(deadline.remaining())
             if self._files is not None:
                 complete = self._files.commit(self.attempt)
-        except TimeoutError:
-            raise
-        except OSError:
-            self._finish()
+        except OSError as error:
+            if not isinstance(error, TimeoutError) or self._end.done():
+                self._finish()
             raise
         self._finish()
         return complete
 
     def _finish(self) -> None:
-        if self._files is not None and self in self._client._unfinished:
-            self._client._unfinished.remove(self)
+        if self._files is not None:
+            self._client._unfinished.discard(self)
             self._files.close()
 
     def abandon(self, *, timeout: Optional[float] = 60.0) -> None:
@@ -102,12 +104,16 @@ class Saved:
         self._end.exception(deadline.remaining())
 
 
+def _check_attempt(attempt: Optional[bytes], which: str) -> None:
+    if attempt is not None and len(attempt) != 16:
+        raise ValueError(f"attempt has {len(attempt)} bytes; it has 16, {which}")
+
+
 def begin_save(
     client: Client, directory: str, tag: str, step: int, attempt: Optional[bytes], overwrite: bool, timeout: float
 ) -> Saved:
-    if attempt is not None and len(attempt) != 16:
-        what = f"attempt has {len(attempt)} bytes; it has 16"
-        raise ValueError(f"{what}, those of rank 0 on all ranks: uuid.uuid4().bytes")
+    _check_attempt(attempt, "those of rank 0 on all ranks: uuid.uuid4().bytes")
+    pointer, limit = client._session.pointer, nanoseconds(timeout)
     options = ffi.new("struct mlpo_checkpoint_options *")
     options.struct_size = ffi.sizeof("struct mlpo_checkpoint_options")
     kept = [ffi.new("char []", tag.encode())]
@@ -126,55 +132,111 @@ def begin_save(
         options.attempt = kept[-1]
     info = ffi.new("struct mlpo_checkpoint_info *")
     info.struct_size = ffi.sizeof("struct mlpo_checkpoint_info")
-    limit = nanoseconds(timeout)
 
-    def call() -> None:
-        check(lib.mlpo_checkpoint_begin(client._session.pointer, options, limit, info))
+    made: list[Saved] = []
+
+    def call() -> Saved:
+        check(lib.mlpo_checkpoint_begin(pointer, options, limit, info))
+        made.append(Saved(client, info, tag, step, files))
         kept.clear()  # needed until here, also if the caller was interrupted
+        return made[0]
 
-    try:
-        interruptible(call)
-        return Saved(client, info, tag, step, files)
-    except BaseException:
+    def undo() -> None:
+        """Nobody has it: it must not keep the session from beginning another one."""
+        if info.handle != 0:  # what it says helps nobody now; one that has ended is as good
+            lib.mlpo_checkpoint_abandon(pointer, info.handle, nanoseconds(_UNDO_S))
         if files is not None:
+            client._unfinished.difference_update(made)
             files.close()
-        raise
+
+    return interruptible(call, undo)
 
 
-def restore(
-    client: Client, subgroups: Sequence[Subgroup], directory: str, tag: Optional[str], timeout: Optional[float]
-) -> Restored:
+def begin_restore(
+    client: Client, directory: str, tag: Optional[str], attempt: Optional[bytes], timeout: Optional[float]
+) -> Restoring:
+    """Finds the checkpoint, and where in it the tensors are that are registered now. Without an attempt, the one that
+    counts: another rank may find another one a moment later."""
+    if attempt is not None and tag is None:
+        raise ValueError("an attempt is one of a tag: pass tag=, too, both as the rank that chose has them in Restored")
+    _check_attempt(attempt, "those of Restored.attempt of the rank that chose")
     info = ffi.new("struct mlpo_restore_info *")
     info.struct_size = ffi.sizeof("struct mlpo_restore_info")
-    deadline = Deadline(timeout)
     pointer, limit = client._session.pointer, nanoseconds(timeout)
+    kept: list[Any] = []
+    fds: list[int] = []
     if client.daemon_uid == os.geteuid():
         kept = [ffi.new("char []", os.fsencode(os.path.abspath(directory)))]
         kept.append(ffi.NULL if tag is None else ffi.new("char []", tag.encode()))
-        interruptible(lambda: check(lib.mlpo_restore_begin(pointer, kept[0], kept[1], ffi.NULL, limit, info)))
+        kept.append(ffi.NULL if attempt is None else ffi.new("uint8_t []", attempt))
     else:
+        place = pathlib.Path(os.path.abspath(directory))
         try:
-            fds = open_checkpoint(_parts.choose(pathlib.Path(os.path.abspath(directory)), tag))
+            fds = open_checkpoint(_parts.choose(place, tag, None if attempt is None else attempt.hex()))
         except _parts.CheckpointError as error:
             raise MlpoError(-errno.ENOENT, str(error)) from error
-        array = ffi.new("int []", fds)
-        try:
-            interruptible(
-                lambda: check(lib.mlpo_restore_begin_files(pointer, array, len(array), limit, info))
-            )
-        finally:
-            for fd in fds:
-                os.close(fd)
-    handle = int(info.handle)
-    try:
-        requests = [subgroup.submit_restore(handle) for subgroup in subgroups]
+        kept = [ffi.new("int []", fds)]
+
+    def free() -> None:
+        while fds:
+            os.close(fds.pop())
+
+    def call() -> Restoring:
+        if fds:
+            check(lib.mlpo_restore_begin_files(pointer, kept[0], len(fds), limit, info))
+        else:
+            check(lib.mlpo_restore_begin(pointer, kept[0], kept[1], kept[2], limit, info))
+        free()
+        text = ffi.string(info.tag).decode()
+        found = Restored(text, int(info.step), int(info.world_size), bytes(ffi.buffer(info.attempt)))
+        return Restoring(client, int(info.handle), found)
+
+    def undo() -> None:
+        if info.handle != 0:
+            lib.mlpo_restore_end(pointer, info.handle, nanoseconds(_UNDO_S))
+        free()
+
+    return interruptible(call, undo)
+
+
+class Restoring:
+    """A checkpoint that was found for a client's subgroups, which are to be filled from it. For one thread."""
+
+    def __init__(self, client: Client, handle: int, found: Restored) -> None:
+        self._client, self._handle = client, handle
+        self.found = found
+
+    def fill(self, subgroups: Sequence[Subgroup], timeout: Optional[float]) -> Restored:
+        """Returns when they all have the checkpoint's state. Ends it, whatever happens."""
+        deadline = Deadline(timeout)
         failed: Optional[MlpoError] = None
-        for request in requests:  # all of them end before what they read from goes
-            error = request.exception(deadline.remaining())
-            failed = failed or error
+        try:
+            requests = [subgroup.submit_restore(self._handle) for subgroup in subgroups]
+            for request in requests:  # all of them end before what they read from goes
+                error = request.exception(deadline.remaining())
+                failed = failed or error
+        finally:
+            self.end()
         if failed is not None:
             raise failed
-    finally:
-        interruptible(lambda: check(lib.mlpo_restore_end(pointer, handle, nanoseconds(60.0))))
-    attempt = bytes(ffi.buffer(info.attempt))
-    return Restored(ffi.string(info.tag).decode(), int(info.step), int(info.world_size), attempt)
+        return self.found
+
+    def end(self) -> None:
+        """The daemon forgets where the tensors are; what is being filled yet fails or ends as it would."""
+        handle, self._handle = self._handle, 0
+        if handle != 0:
+            pointer = self._client._session.pointer
+            interruptible(lambda: check(lib.mlpo_restore_end(pointer, handle, nanoseconds(_UNDO_S))))
+
+
+def restore(
+    client: Client,
+    subgroups: Sequence[Subgroup],
+    directory: str,
+    tag: Optional[str],
+    attempt: Optional[bytes],
+    timeout: Optional[float],
+) -> Restored:
+    deadline = Deadline(timeout)
+    found = begin_restore(client, directory, tag, attempt, timeout)
+    return found.fill(subgroups, deadline.remaining())
