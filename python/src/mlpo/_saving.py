@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -12,7 +13,7 @@ from . import _parts
 from ._blocking import Deadline, interruptible, nanoseconds
 from ._errors import MlpoError, TimeoutError, check
 from ._native import ffi, lib
-from ._own_files import PartFiles, open_checkpoint
+from ._own_files import PartFiles, as_mlpo_error, is_complete, open_checkpoint
 from ._request import Request
 from ._subgroup import SUBMIT_TIMEOUT_S, Subgroup, _submit_in_slices
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _UNDO_S = 60.0  # how long giving something up may take
+_STILL_S = 300.0  # a save that comes no further for so long hangs
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,13 @@ class Saved:
     copied. Training goes on at once; what is submitted after the checkpoint is not in it.
     """
 
-    def __init__(self, client: Client, info: Any, tag: str, step: int, files: Optional[PartFiles] = None) -> None:
+    def __init__(
+        self, client: Client, info: Any, directory: str, tag: str, step: int, files: Optional[PartFiles] = None
+    ) -> None:
         self._client = client
         self._files = files  # with a daemon of another user: ours, to be given their names
         self._handle = int(info.handle)
+        self._directory = directory
         self.tag, self.step = tag, step
         self.attempt = bytes(ffi.buffer(info.attempt))  #: of all ranks' parts
         self.snapshot: Request[int] = self._submit(lib.mlpo_checkpoint_take, lambda result: int(result.value))
@@ -64,7 +69,10 @@ class Saved:
         return self._end.done() or (self.snapshot.done() and self.snapshot.exception(0) is not None)
 
     def result(self, timeout: Optional[float] = None) -> bool:
-        """Waits until this rank's part is durable. Whether those of all ranks are, as seen from here.
+        """Waits until this rank's part is durable. True on the rank that is done last, if all ranks' parts are there.
+
+        False is no error. It may be False on all ranks, where two are done at the same moment, or on NFS. To know: let
+        all ranks wait here and meet (torch.distributed.barrier()), then ask is_complete() on one of them.
 
         Raises what it failed with; training is not touched by it. mlpo.TimeoutError when `timeout` seconds have passed:
         it goes on. With a daemon of another user the part gets its name here, or when the client is closed.
@@ -72,7 +80,8 @@ class Saved:
         deadline = Deadline(timeout)
         failed = self.snapshot.exception(timeout)
         if failed is not None:
-            self.abandon()
+            with contextlib.suppress(MlpoError):
+                self.abandon()
             raise failed
         try:
             complete = self._end.result(deadline.remaining())
@@ -85,13 +94,43 @@ class Saved:
         self._finish()
         return complete
 
+    def is_complete(self) -> bool:
+        """Whether the parts of all ranks are there now, durably. It looks into the directory, anew with each call."""
+        try:
+            return is_complete(self._directory, self.tag, self.attempt, self._client.world_size)
+        except OSError as error:
+            raise as_mlpo_error(error) from error
+
+    def _wait_while_it_moves(self) -> None:
+        """result(), but raises mlpo.TimeoutError when it comes no further."""
+        before: Any = None
+        while True:
+            try:
+                self.result(_STILL_S)
+                return
+            except TimeoutError:
+                now = self._progress()
+                if self._end.done() or now == before:
+                    raise
+                before = now
+
+    def _progress(self) -> Any:
+        """What the daemon's status says of it, whatever that is; None if it says nothing."""
+        try:
+            running = self._client.status(timeout=30.0)["checkpoints"]["running"]
+        except OSError:
+            return None
+        mine = (self._client.job, self._client.rank, self.tag)
+        return [(e["phase"], e["copied_bytes"]) for e in running if (e["job"], e["rank"], e["tag"]) == mine] or None
+
     def _finish(self) -> None:
         if self._files is not None:
             self._client._unfinished.discard(self)
             self._files.close()
 
     def abandon(self, *, timeout: Optional[float] = 60.0) -> None:
-        """Gives it up, if it has not ended: nothing of this rank's part is there any more when this returns."""
+        """Gives it up, if it has not ended: nothing of this rank's part is there any more when this returns. A part
+        that is durable stays."""
         client, deadline = self._client, Deadline(timeout)
         limit = nanoseconds(timeout)
         try:
@@ -123,7 +162,12 @@ def begin_save(
         kept.append(ffi.new("char []", os.fsencode(os.path.abspath(directory))))
         options.directory = kept[-1]
     else:
-        files = PartFiles(directory, tag, client.rank, overwrite)
+        try:
+            files = PartFiles(directory, tag, client.rank, client.job, overwrite, attempt)
+        except MlpoError:
+            raise
+        except OSError as error:
+            raise as_mlpo_error(error) from error
         kept.append(ffi.new("int []", files.descriptors))
         options.files = kept[-1]
     options.step, options.overwrite = step, overwrite
@@ -137,7 +181,7 @@ def begin_save(
 
     def call() -> Saved:
         check(lib.mlpo_checkpoint_begin(pointer, options, limit, info))
-        made.append(Saved(client, info, tag, step, files))
+        made.append(Saved(client, info, os.path.abspath(directory), tag, step, files))
         kept.clear()  # needed until here, also if the caller was interrupted
         return made[0]
 
@@ -170,11 +214,7 @@ def begin_restore(
         kept.append(ffi.NULL if tag is None else ffi.new("char []", tag.encode()))
         kept.append(ffi.NULL if attempt is None else ffi.new("uint8_t []", attempt))
     else:
-        place = pathlib.Path(os.path.abspath(directory))
-        try:
-            fds = open_checkpoint(_parts.choose(place, tag, None if attempt is None else attempt.hex()))
-        except _parts.CheckpointError as error:
-            raise MlpoError(-errno.ENOENT, str(error)) from error
+        fds = _opened(client, pathlib.Path(os.path.abspath(directory)), tag, attempt)
         kept = [ffi.new("int []", fds)]
 
     def free() -> None:
@@ -197,6 +237,29 @@ def begin_restore(
         free()
 
     return interruptible(call, undo)
+
+
+def _opened(client: Client, directory: pathlib.Path, tag: Optional[str], attempt: Optional[bytes]) -> list[int]:
+    """Descriptors of the checkpoint's files. ENOENT says that there is none, and never that one is damaged: who gets it
+    begins from nothing."""
+    tries_left = 3
+    while True:
+        try:
+            chosen = _parts.choose(directory, tag, None if attempt is None else attempt.hex(), client.job)
+        except _parts.CheckpointError as error:
+            raise MlpoError(-errno.ENOENT, str(error)) from error
+        except OSError as error:
+            raise as_mlpo_error(error) from error
+        try:
+            return open_checkpoint(chosen)
+        except FileNotFoundError as error:  # perhaps just replaced by another one
+            tries_left -= 1
+            if tries_left == 0:
+                raise MlpoError(-errno.EINVAL, f"the checkpoint has lost a file: {error}") from error
+        except _parts.CheckpointError as error:
+            raise MlpoError(-errno.EINVAL, str(error)) from error
+        except OSError as error:
+            raise as_mlpo_error(error) from error
 
 
 class Restoring:
