@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Sequence
 
 import mlpo
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import new_job
-from mlpo import _saving
+from mlpo import _client, _saving
 from mlpo._native import lib
 from mlpo.checkpoints import Checkpoint, find
 from running_daemon import SMALL_BLOCKS, THREE_BUFFERS, Daemon, Layout, program
@@ -326,6 +327,68 @@ def test_a_daemon_of_another_user_gets_descriptors_and_opens_nothing(
     other.close()
     assert not any(found.complete for found in find(place) if found.tag == "two")
     assert not (place / "two" / "part-0").exists()
+
+
+def test_closing_ends_although_a_save_does_not(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a daemon of another user closing waits for what is being saved: not if its files cannot get their names, and
+    not for ever. The user is told, and nothing of it stays."""
+    daemon = daemon_of(SMALL_BLOCKS)
+    client = connect_to(daemon)
+    client.daemon_uid += 1
+    client.subgroup("w", 5000, initial=values(5000, 1))
+    saved = client.checkpoint(str(place), "taken", 1)
+    taken = place / "taken" / "part-0" / f"data-{saved.attempt.hex()}-0"
+    taken.write_bytes(b"somebody's")
+    with pytest.warns(RuntimeWarning, match="'taken' was not saved"):
+        client.close()
+    with pytest.raises(mlpo.MlpoError):
+        client.check_alive()
+    assert [file.name for file in taken.parent.iterdir()] == [taken.name]
+    assert taken.read_bytes() == b"somebody's"
+
+    client = connect_to(daemon)
+    client.daemon_uid += 1
+    client.subgroup("w", 5000, initial=values(5000, 1))
+    monkeypatch.setattr(_client, "_GIVE_UP_S", 0.2)
+
+    def take(*arguments: Any) -> int:
+        daemon.pause()  # from here on, as one whose storage hangs
+        return int(lib.mlpo_checkpoint_take(*arguments))
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(_saving, "lib", Library("mlpo_checkpoint_take", take))
+            client.checkpoint(str(place), "hangs", 1)
+        began = time.monotonic()
+        with pytest.warns(RuntimeWarning, match="'hangs' was not saved"):
+            client.close(timeout=0.2)
+        assert time.monotonic() - began < 10
+    finally:
+        daemon.resume()
+    assert not (place / "hangs").exists()
+
+
+def test_closing_waits_as_long_as_a_save_comes_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the daemon's status says of it."""
+    said = iter([[("copying", 1)], [("copying", 2)], [("committing", 3)], [("committing", 3)]])
+    waits = []
+
+    class Slow(mlpo.Saved):
+        def __init__(self) -> None:
+            self._end = SimpleNamespace(done=lambda: False)
+
+        def result(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            raise mlpo.TimeoutError(-errno.ETIMEDOUT, "it goes on")
+
+        def _progress(self) -> Any:
+            return next(said)
+
+    with pytest.raises(mlpo.TimeoutError):
+        Slow()._wait_while_it_moves()
+    assert len(waits) == 4 and None not in waits
 
 
 @pytest.mark.parametrize("another_user", [False, True], ids=["own", "another user's"])

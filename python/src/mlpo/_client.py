@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import json
 import warnings
@@ -19,6 +20,8 @@ from ._saving import Restored, Saved, begin_save, restore
 from ._session import Session
 from ._subgroup import Subgroup, TensorSpec, float_array, is_overflow
 from ._views import DTYPES, dtype_of
+
+_GIVE_UP_S = 5.0  # for the daemon's answer, before the session is closed all the same
 
 
 def connect(
@@ -90,19 +93,29 @@ class Client:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, timeout: Optional[float] = None) -> None:
         """Ends the session: later calls, and requests that wait, raise with the code MLPO_ERR_CLOSED.
 
         The daemon drops the session's state. Views stay readable. Closing twice does nothing. A checkpoint that goes on
-        does so without the client, but for one by a daemon of another user: that is waited for.
+        does so without the client, but for one by a daemon of another user: that is waited for, `timeout` seconds, by
+        default until five minutes bring it no further. It is then given up, with a warning that says so.
         """
         self._session.check_not_forked()
+        self._end_saves(timeout)
+        interruptible(lambda: check(lib.mlpo_client_close(self._session.pointer)))
+
+    def _end_saves(self, timeout: Optional[float]) -> None:
+        """Whatever they end with, the session ends, too."""
         for save in list(self._unfinished):
             try:
-                save.result()
-            except MlpoError as error:
-                warnings.warn(f"checkpoint {save.tag!r} was not saved: {error}", RuntimeWarning, stacklevel=2)
-        interruptible(lambda: check(lib.mlpo_client_close(self._session.pointer)))
+                if timeout is None:
+                    save._wait_while_it_moves()
+                else:
+                    save.result(timeout)
+            except OSError as error:
+                warnings.warn(f"checkpoint {save.tag!r} was not saved: {error}", RuntimeWarning, stacklevel=3)
+                with contextlib.suppress(OSError):
+                    save.abandon(timeout=_GIVE_UP_S)
 
     def check_alive(self) -> None:
         """Raises why the session has ended, if it has."""
@@ -375,4 +388,7 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 def _close_at_exit() -> None:
     for client in list(_open_clients):
         if not client._session.forked():
-            lib.mlpo_client_close(client._session.pointer)
+            try:
+                client._end_saves(None)
+            finally:
+                lib.mlpo_client_close(client._session.pointer)
