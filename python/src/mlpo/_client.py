@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Any, Callable, Optional, Sequence, Union
 
 from ._blocking import interruptible, nanoseconds
-from ._errors import MlpoError, check
+from ._errors import TimeoutError, check
 from ._native import ffi, lib
 from ._objects import ObjectRequest, Worker, memory_of, name_of
 from ._request import Request, Waiter
-from ._saving import Restored, Saved, begin_save, restore
+from ._saving import BEGIN_TIMEOUT_S, Restored, Saved, begin_save, restore
 from ._session import Session
 from ._subgroup import Subgroup, TensorSpec, float_array, is_overflow
 from ._views import DTYPES, dtype_of
@@ -113,7 +113,8 @@ class Client:
                 else:
                     save.result(timeout)
             except OSError as error:
-                warnings.warn(f"checkpoint {save.tag!r} was not saved: {error}", RuntimeWarning, stacklevel=3)
+                why = "it does not end, and is given up" if isinstance(error, TimeoutError) else error
+                warnings.warn(f"checkpoint {save.tag!r} was not saved: {why}", RuntimeWarning, stacklevel=3)
                 with contextlib.suppress(OSError):
                     save.abandon(timeout=_GIVE_UP_S)
 
@@ -288,7 +289,7 @@ class Client:
         *,
         attempt: Optional[bytes] = None,
         overwrite: bool = False,
-        timeout: float = 300.0,
+        timeout: float = BEGIN_TIMEOUT_S,
     ) -> Saved:
         """Saves this rank's part of a checkpoint, beside training; all ranks of the job save under the same tag.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._client import Client
 
 
+BEGIN_TIMEOUT_S = 300.0
 _UNDO_S = 60.0  # how long giving something up may take
 _STILL_S = 300.0  # a save that comes no further for so long hangs
 
@@ -42,6 +43,9 @@ class Saved:
     copied. Training goes on at once; what is submitted after the checkpoint is not in it.
     """
 
+    snapshot: Request[int]
+    _end: Request[bool]
+
     def __init__(
         self, client: Client, info: Any, directory: str, tag: str, step: int, files: Optional[PartFiles] = None
     ) -> None:
@@ -51,10 +55,15 @@ class Saved:
         self._directory = directory
         self.tag, self.step = tag, step
         self.attempt = bytes(ffi.buffer(info.attempt))  #: of all ranks' parts
-        self.snapshot: Request[int] = self._submit(lib.mlpo_checkpoint_take, lambda result: int(result.value))
-        self._end: Request[bool] = self._submit(lib.mlpo_checkpoint_saved, lambda result: bool(result.value))
-        if files is not None:
-            client._unfinished.add(self)
+        self._taken = False
+
+    def _take(self) -> None:
+        """What is submitted from here on is not in it."""
+        self.snapshot = self._submit(lib.mlpo_checkpoint_take, lambda result: int(result.value))
+        self._end = self._submit(lib.mlpo_checkpoint_saved, lambda result: bool(result.value))
+        self._taken = True
+        if self._files is not None:
+            self._client._unfinished.add(self)
 
     def _submit(self, function: Callable[..., Any], convert: Callable[[Any], Any]) -> Request[Any]:
         request = ffi.new("mlpo_request **")
@@ -129,18 +138,22 @@ class Saved:
             self._files.close()
 
     def abandon(self, *, timeout: Optional[float] = 60.0) -> None:
-        """Gives it up, if it has not ended: nothing of this rank's part is there any more when this returns. A part
-        that is durable stays."""
+        """Gives it up: nothing of this rank's part is there any more when this returns, unless it was durable before.
+
+        Raises MlpoError: EALREADY if all of it has been copied and is just being made durable.
+        """
         client, deadline = self._client, Deadline(timeout)
         limit = nanoseconds(timeout)
         try:
             interruptible(lambda: check(lib.mlpo_checkpoint_abandon(client._session.pointer, self._handle, limit)))
         except MlpoError as error:
-            if error.errno != errno.EBADF:  # it has ended
+            # It has ended; or the daemon has only its files to finish, which never get their names.
+            if error.errno != errno.EBADF and (error.errno != errno.EALREADY or self._files is None):
                 raise
         finally:
             self._finish()
-        self._end.exception(deadline.remaining())
+        if self._taken:
+            self._end.exception(deadline.remaining())
 
 
 def _check_attempt(attempt: Optional[bytes], which: str) -> None:
@@ -149,8 +162,16 @@ def _check_attempt(attempt: Optional[bytes], which: str) -> None:
 
 
 def begin_save(
-    client: Client, directory: str, tag: str, step: int, attempt: Optional[bytes], overwrite: bool, timeout: float
+    client: Client,
+    directory: str,
+    tag: str,
+    step: int,
+    attempt: Optional[bytes],
+    overwrite: bool,
+    timeout: float = BEGIN_TIMEOUT_S,
+    take: bool = True,
 ) -> Saved:
+    """`take`: else its _take() is called later, when the others have begun, too."""
     _check_attempt(attempt, "those of rank 0 on all ranks: uuid.uuid4().bytes")
     pointer, limit = client._session.pointer, nanoseconds(timeout)
     options = ffi.new("struct mlpo_checkpoint_options *")
@@ -182,6 +203,8 @@ def begin_save(
     def call() -> Saved:
         check(lib.mlpo_checkpoint_begin(pointer, options, limit, info))
         made.append(Saved(client, info, os.path.abspath(directory), tag, step, files))
+        if take:
+            made[0]._take()
         kept.clear()  # needed until here, also if the caller was interrupted
         return made[0]
 
