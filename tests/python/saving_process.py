@@ -1,8 +1,8 @@
 """A job of two ranks in one process that trains, saves every second step, and is killed at any moment.
 
-Arguments: socket, directory of checkpoints, job. First it restores the newest checkpoint, if there is one. What it says,
-a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once a
-checkpoint is known to be complete.
+Arguments: socket, directory of checkpoints, job. First it restores the newest checkpoint, if there is one. What it
+says, a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once a
+checkpoint is known to be complete. It ends with NO_DAEMON if that dies, and for nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 NUMEL = 60_013
 RANKS = 2
 TAGS = 3  # that are written over in turn
+NO_DAEMON = 3
 
 
 def shard(rank: int) -> tuple[int, int]:
@@ -35,12 +36,13 @@ def main(socket: str, directory: str, job: str) -> None:
     step = 0
     try:
         newest = clients[0].restore(directory, timeout=60)  # one decides for all: another may be complete meanwhile
-        for client in clients[1:]:
-            client.restore(directory, newest.tag, timeout=60)
-        step = newest.step
     except mlpo.MlpoError as error:
         if error.errno != errno.ENOENT:
             raise
+    else:
+        for client in clients[1:]:
+            client.restore(directory, newest.tag, attempt=newest.attempt, timeout=60)
+        step = newest.step
     print(f"restored {step}", flush=True)
     if step > 0:
         say(step, subgroups)
@@ -73,4 +75,9 @@ def say(step: int, subgroups: list[mlpo.Subgroup]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except mlpo.MlpoError as error:
+        if error.errno not in (errno.ECONNRESET, errno.ECONNREFUSED):
+            raise
+        sys.exit(NO_DAEMON)

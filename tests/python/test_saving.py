@@ -251,18 +251,24 @@ def test_a_flipped_bit_never_reaches_a_trainer(
     state = run.state()
     (file,) = (place / "one" / "part-0").glob("data-*")
     good = file.read_bytes()
-    at = 4096 + np.random.default_rng(1).integers(0, len(good) - 4096)
-    file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
-    with pytest.raises(mlpo.MlpoError, match="hash"):
+    damaged = []
+    for at in (4096, int(np.random.default_rng(1).integers(4096, len(good))), len(good) - 1):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(mlpo.MlpoError, match="hash"):
+            run.restore(place)
+        for name, subgroup in zip("wb", run.subgroups[0]):
+            try:
+                found = subgroup.read_state()
+            except mlpo.MlpoError as error:
+                assert error.code == -4100
+                damaged.append((at, name))
+            else:
+                assert all(found[each].tobytes() == state[f"{name}.{each}"].tobytes() for each in STATES)
+        file.write_bytes(good)
         run.restore(place)
-    for subgroup in run.subgroups[0]:  # the one that it was in has no state, the other one is restored
-        try:
-            subgroup.read_state()
-        except mlpo.MlpoError as error:
-            assert error.code == -4100
-    file.write_bytes(good)
-    run.restore(place)
-    assert same(run.state(), state)
+        assert same(run.state(), state)
+    # Each time the one that it was in has no state, and the other one is restored.
+    assert len({at for at, _ in damaged}) == len(damaged) == 3 and {name for _, name in damaged} == {"w", "b"}
     run.close()
 
 
