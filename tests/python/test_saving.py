@@ -5,9 +5,13 @@ mlpo.checkpoints reads of the parts by itself."""
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
+import os
 import pathlib
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 from types import SimpleNamespace
@@ -569,13 +573,50 @@ def test_a_checkpoint_is_asked_for(
 
 
 PERSISTENT = Layout(block=1024, pool="256KiB", persistent=True)
+FICLONE = 0x40049409
 
 
+def clones(directory: pathlib.Path) -> bool:
+    """Whether files of its file system can share their blocks."""
+    source, target = directory / "source", directory / "target"
+    source.write_bytes(bytes(4096))
+    try:
+        with source.open("rb") as of, target.open("wb") as to:
+            fcntl.ioctl(to, FICLONE, of.fileno())
+        return True
+    except OSError:
+        return False
+    finally:
+        source.unlink()
+        target.unlink()
+
+
+def place_that(clones_or_not: bool, otherwise: pathlib.Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder on a file system that can clone, or on one that cannot: of $MLPO_TEST_DIRS, names of directories with
+    colons between, or where the tests are anyway. Skips the test if there is none."""
+    for base in (otherwise, *map(pathlib.Path, filter(None, os.environ.get("MLPO_TEST_DIRS", "").split(":")))):
+        folder = tempfile.TemporaryDirectory(dir=base)
+        if clones(pathlib.Path(folder.name)) == clones_or_not:
+            return folder
+        folder.cleanup()
+    what = "clones" if clones_or_not else "does not clone"
+    pytest.skip(f"skipped: no directory on a file system that {what}; name one in MLPO_TEST_DIRS")
+
+
+@pytest.mark.parametrize("way", ["cloned", "handed over"])
 def test_c20_a_persistent_path_of_the_same_file_system_is_not_copied(
-    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+    way: str, tmp_path: pathlib.Path, connect_to: Connect
 ) -> None:
-    """Cloned or handed over, whichever the file system can: nothing is copied, and training changes none of it."""
-    daemon = daemon_of(PERSISTENT)
+    """Cloned or handed over, as the file system can: nothing is copied, and training changes none of it."""
+    with place_that(way == "cloned", tmp_path) as name:
+        folder = pathlib.Path(name)
+        place = folder / "checkpoints"
+        place.mkdir()
+        with Daemon(folder, PERSISTENT) as daemon:
+            nothing_is_copied(way, place, daemon, connect_to)
+
+
+def nothing_is_copied(way: str, place: pathlib.Path, daemon: Daemon, connect_to: Connect) -> None:
     run = Run(connect_to, daemon, 1, initial=True)
     states = []
     for tag in range(1, 4):
@@ -585,6 +626,10 @@ def test_c20_a_persistent_path_of_the_same_file_system_is_not_copied(
         assert saved.result(60)
         run.step(2 * tag)
     assert daemon.status()["checkpoints"]["copied_bytes"] == 0
+    for tag in range(1, 4):
+        (manifest,) = place.glob(f"t{tag}/part-0/manifest-*")
+        kinds = {file["kind"] for file in json.loads(manifest.read_bytes().split(b"\n")[1])["files"]}
+        assert kinds == ({"part", "working"} if way == "handed over" else {"part"})
     for tag, state in enumerate(states, 1):
         with Checkpoint(place, f"t{tag}") as checkpoint:
             checkpoint.verify()
