@@ -348,6 +348,31 @@ def test_a_folder_that_was_taken_away_is_made_anew(tmp_path: pathlib.Path, new: 
     assert not loose_files(tmp_path) and find(tmp_path)[0].complete
 
 
+@pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
+def test_a_file_without_a_header_goes_if_nobody_makes_it(
+    tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    """Where the file system has no locks, nobody knows: it stays. All else is done as if they were free."""
+
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    if not locks:
+        monkeypatch.setattr(_own_files.fcntl, "flock", none)
+    cut, one, two = new(), new(), new()
+    folder = tmp_path / "tag" / "part-0"
+    folder.mkdir(parents=True, mode=0o700)
+    folder.parent.chmod(0o700)
+    bare = folder / f"data-{cut.hex()}-0"
+    bare.write_bytes(bytes(4096))  # a power cut: its size, and not its content
+    for attempt in (one, two):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if locks else "ignore")
+            assert Save(tmp_path, attempt, overwrite=True).commit()
+    assert bare.exists() != locks
+    assert [each.attempt for each in find(tmp_path)] == [two.hex()]
+
+
 def test_the_newest_is_that_of_the_own_job(tmp_path: pathlib.Path, new: New) -> None:
     assert Save(tmp_path, new(), tag="ours", step=3).commit()
     assert Save(tmp_path, new(), tag="theirs", step=7, job="other").commit()

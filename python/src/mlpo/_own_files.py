@@ -5,6 +5,7 @@ goes are ours; proto/FORMAT.md ("In a directory of checkpoints") has the rules."
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import fcntl
 import os
@@ -35,16 +36,23 @@ def as_mlpo_error(error: OSError) -> MlpoError:
     return _error(error.errno or errno.EIO, str(error))
 
 
-def _locked(fd: int, how: int) -> bool:
-    """Takes a lock if it is free. Of file systems that have none it is."""
+class _Lock(enum.Enum):
+    TAKEN = 1
+    HELD = 2  # by somebody else
+    UNKNOWN = 3  # the file system has no locks: as if it were free
+
+
+def _lock(fd: int, how: int) -> _Lock:
+    """Takes a lock if it is free."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return _Lock.HELD
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
             raise
-    return True
+        return _Lock.UNKNOWN
+    return _Lock.TAKEN
 
 
 def _unlock(fd: int) -> None:
@@ -52,7 +60,7 @@ def _unlock(fd: int) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_UN)
     except OSError:
-        pass  # as _locked: there are none, or the file system is gone
+        pass  # there are none, or the file system is gone
 
 
 def _is_named(folder: int, name: str, fd: int) -> bool:
@@ -95,7 +103,7 @@ class _NewFile:
         self.name: Optional[str] = None  # once it has been given
         try:
             self.fd = os.open(".", os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600, dir_fd=folder)
-            _locked(self.fd, fcntl.LOCK_EX)
+            _lock(self.fd, fcntl.LOCK_EX)
             return
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
@@ -103,7 +111,7 @@ class _NewFile:
         for _ in range(_TRIES):
             self._aside = f".{kind}-{secrets.token_hex(16)}.new"
             self.fd = os.open(self._aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder)
-            if _locked(self.fd, fcntl.LOCK_EX) and _is_named(folder, self._aside, self.fd):
+            if _lock(self.fd, fcntl.LOCK_EX) is not _Lock.HELD and _is_named(folder, self._aside, self.fd):
                 return
             os.close(self.fd)  # somebody has taken it, before it was locked, for one that was left
         raise _error(errno.EAGAIN, "files that are made are removed at once by somebody else; try again")
@@ -263,7 +271,11 @@ class PartFiles:
                     data.give(f"data-{attempt}-0")
                 os.fsync(part)
                 if not _is_named(part, f"data-{attempt}-0", data.fd):
-                    raise _error(errno.ESTALE, f"{self._part}/data-{attempt}-0 was removed while it was saved")
+                    raise _error(
+                        errno.ESTALE,
+                        f"{self._part}/data-{attempt}-0 was removed or replaced while it was being saved, by another "
+                        "save under this tag or by hand: save again",
+                    )
                 manifest.give(f"manifest-{attempt}")
             except FileExistsError as error:
                 text = f"{self._part} has files of the attempt {attempt} already: an attempt is for one save"
@@ -382,7 +394,7 @@ def _is_settled(directory: int, tag: int, shown: pathlib.Path, attempt: str, wor
             fds.append(os.open(f"part-{rank}", _FOLDER, dir_fd=tag))
             os.stat(f"manifest-{attempt}", dir_fd=fds[0], follow_symlinks=False)
             fds.append(os.open(f"data-{attempt}-0", os.O_RDONLY | _FILE, dir_fd=fds[0]))
-            if not _locked(fds[1], fcntl.LOCK_SH):
+            if _lock(fds[1], fcntl.LOCK_SH) is _Lock.HELD:
                 return False  # not durable yet, or on its way out
             os.fsync(fds[0])
         except FileNotFoundError:
@@ -412,7 +424,7 @@ def _attempts_in(folder: int) -> list[str]:
 
 
 def _remove_nameless(folder: int) -> None:
-    """Files that have not been given their names yet, unless whoever made them lives."""
+    """Files that have not been given their names yet, if whoever made them is dead for sure."""
     for name in os.listdir(folder):
         if not _NEW.fullmatch(name) or not _is_own(folder, name):
             continue
@@ -421,7 +433,7 @@ def _remove_nameless(folder: int) -> None:
         except FileNotFoundError:
             continue
         try:
-            if _locked(fd, fcntl.LOCK_EX):
+            if _lock(fd, fcntl.LOCK_EX) is _Lock.TAKEN:
                 _removed(folder, name)
         finally:
             os.close(fd)
@@ -443,7 +455,8 @@ def _remove_part(
         _warn(f"{shown / first_name} stays: {error.strerror}")
         return
     try:
-        if first >= 0 and not (_locked(first, fcntl.LOCK_EX) and _is_named(folder, first_name, first)):
+        lock = _lock(first, fcntl.LOCK_EX) if first >= 0 else _Lock.UNKNOWN
+        if lock is _Lock.HELD or (first >= 0 and not _is_named(folder, first_name, first)):
             return
         if first >= 0 and not _is_own(folder, first_name):
             _warn(f"{shown / first_name} stays: it is another user's, or no file")
@@ -470,10 +483,12 @@ def _remove_part(
         for what in strange:
             _warn(f"{what}: it stays")
         for name in sorted(pages, key=lambda name: name == first_name):
-            if _fits(pages[name], name, rank, attempt):
+            # Without a header it was cut before it had one, unless somebody is about to write it.
+            bare = pages[name] is None and lock is _Lock.TAKEN
+            if bare or _fits(pages[name], name, rank, attempt):
                 _removed(folder, name)
             else:
-                _warn(f"{shown / name} stays: it has the header of another file")
+                _warn(f"{shown / name} stays: it has not the header of its name")
     finally:
         if first >= 0:
             os.close(first)
@@ -512,10 +527,9 @@ def _pages(folder: int, shown: pathlib.Path, attempt: str) -> tuple[dict[str, _P
 
 
 def _fits(page: _Page, name: str, rank: int, attempt: str) -> bool:
-    """Without a header it was cut before it had one."""
     if isinstance(page, _parts.PartHeader):
         return (page.attempt, page.rank, f"data-{page.attempt}-{page.index}") == (attempt, rank, name)
-    return page is None or (not name.endswith("-0") and page.daemon_uid == os.geteuid())
+    return page is not None and not name.endswith("-0") and page.daemon_uid == os.geteuid() and page.rank == rank
 
 
 def _remove_empty(parent: int, name: str) -> None:
