@@ -293,12 +293,22 @@ class Client:
     ) -> Saved:
         """Saves this rank's part of a checkpoint, beside training; all ranks of the job save under the same tag.
 
-        The checkpoint is complete when all ranks' parts are, and only then it is ever restored. Call it between an
-        update and the next gradient. attempt: 16 bytes, new for each save and the same on all ranks; default: the
-        daemon chooses, if all ranks are connected to it. overwrite: replaces a complete checkpoint under the tag, which
-        goes last. timeout: seconds for making the files; copying is waited for by the result.
+        Call it between an update and the next gradient. It returns when the files have been made and the state of this
+        moment is sure to be what is saved; result() of what it returns waits until the part is durable. The checkpoint
+        is complete when all ranks' parts are, and only then is ever restored.
 
-        Raises MlpoError: EEXIST, EBUSY while this client's last one has not ended, ENOSPC with the figures.
+        directory: is there already; all ranks see the same one.
+        tag: the checkpoint's name in it, of letters, digits and "_.-", for example "step-1000".
+        step: restore() without a tag takes the checkpoint of the highest step.
+        attempt: 16 bytes that tell this save from others under the tag: new for each, and the same on all ranks.
+          Default: the daemon chooses, for which all ranks must be connected to it. On several nodes let rank 0 make
+          them (uuid.uuid4().bytes) and tell the others.
+        overwrite: replaces a complete checkpoint under the tag, which goes when the new one is complete.
+        timeout: seconds for making the files.
+
+        Raises MlpoError: EEXIST if the tag has a complete checkpoint, or the attempt was used before; EBUSY while this
+        client's last one has not ended: wait for its result() or abandon() it; ENOSPC with the figures, where there is
+        no room in the directory, or on the daemon's paths for a second copy of the state. Training is not touched.
         """
         self._session.check_not_forked()
         return begin_save(self, directory, tag, step, attempt, overwrite, timeout)
@@ -311,18 +321,21 @@ class Client:
         attempt: Optional[bytes] = None,
         timeout: Optional[float] = None,
     ) -> Restored:
-        """Fills this client's subgroups from a complete checkpoint; default: the newest.
+        """Fills this client's subgroups from a complete checkpoint. Register all of them before.
 
         Tensors are found by name and global shape, whatever number of ranks saved them and however they were packed.
         The rounded parameters are in the slots (`Subgroup.param`) afterwards.
 
-        With several ranks let rank 0 restore first, and pass `tag` and `attempt` of what it returns to the others: each
-        call looks by itself, and another checkpoint may become complete between two of them. (OffloadAdamW.load() does
-        so.) timeout: seconds; None waits while the daemon lives.
+        tag: default the newest: of this job's complete checkpoints that of the highest step; where it has none, another
+          job's, with a warning (of the daemon, in its log).
+        attempt: of several saves under the tag this one. With several ranks let rank 0 restore first, and pass tag and
+          attempt of what it returns to the others: each call looks by itself, and another checkpoint may become
+          complete between two of them. (OffloadAdamW.load() does so.)
+        timeout: seconds; None waits while the daemon lives.
 
-        Raises MlpoError: ENOENT if there is none, or not that attempt; EINVAL naming a tensor that is not in it as it
-        is here; else what reading failed with. A subgroup whose restore has failed has no state: restore() again, or
-        write_state() all of it.
+        Raises MlpoError: ENOENT if there is no such checkpoint; EINVAL if it is damaged, or naming a tensor that is not
+        in it as it is here; else what reading failed with. A subgroup whose restore has failed has no state: restore()
+        again, or write_state() all of it.
         """
         self._session.check_not_forked()
         return restore(self, list(self._subgroups), directory, tag, attempt, timeout)

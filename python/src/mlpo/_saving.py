@@ -31,7 +31,7 @@ class Restored:
     """The checkpoint that was restored."""
 
     tag: str
-    step: int
+    step: int  #: as it was saved with; the steps of each tensor are in its state
     world_size: int  #: of those who saved it
     attempt: bytes  #: which save under this tag it is; with tag= and attempt= other ranks restore the same one
 

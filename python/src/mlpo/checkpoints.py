@@ -9,6 +9,9 @@
 However the ranks had cut a tensor, it comes out whole. Whatever the sizes, a few MiB of memory are enough: tensors are
 moved in pieces. Blocks are compared with their hashes when they are first read.
 
+The newest is the one of the highest step. Under one tag there may be several saves, of which the one that began last
+counts: find() lists them all.
+
     python -m mlpo.checkpoints list DIR
     python -m mlpo.checkpoints export DIR FILE [--tag TAG] [--format safetensors|torch] [--states master,...]
     python -m mlpo.checkpoints import DIR TAG FILE... [--format safetensors|torch]
