@@ -501,6 +501,13 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._bind()
             client = self._connected()
             together.check(client)
+            if together.alone and client.world_size > 1 and attempt is None:
+                warnings.warn(
+                    f"{client.world_size} ranks load each by itself, without torch.distributed: they may "
+                    "find different checkpoints; pass tag= and attempt= of what the first one has loaded",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
             if together.rank != 0:
                 return tag, attempt, None
             begun.append(begin_restore(client, directory, tag, attempt, deadline.remaining()))
