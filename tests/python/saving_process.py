@@ -1,7 +1,8 @@
 """A job of two ranks in one process that trains, saves every second step, and is killed at any moment.
 
-Arguments: socket, directory of checkpoints, job. First it restores the newest checkpoint, if there is one. What it
-says, a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once a
+Arguments: socket, directory of checkpoints, job, and "own" or "another": whose daemon it is, as far as the clients
+know, which open the files themselves for another user's. First it restores the newest checkpoint, if there is one. What
+it says, a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once a
 checkpoint is known to be complete. It ends with NO_DAEMON if that dies, and for nothing else.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import sys
+import warnings
 
 import mlpo
 import numpy as np
@@ -25,10 +27,12 @@ def shard(rank: int) -> tuple[int, int]:
     return first, NUMEL * (rank + 1) // RANKS - first
 
 
-def main(socket: str, directory: str, job: str) -> None:
+def main(socket: str, directory: str, job: str, whose: str) -> None:
     clients = [
         mlpo.connect(socket=socket, job=job, rank=rank, world_size=RANKS, timeout=30) for rank in range(RANKS)
     ]
+    for client in clients:
+        client.daemon_uid += whose == "another"
     subgroups = []
     for rank, client in enumerate(clients):
         spec = mlpo.TensorSpec("w", (NUMEL,), flat_range=shard(rank))
@@ -75,6 +79,7 @@ def say(step: int, subgroups: list[mlpo.Subgroup]) -> None:
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "checkpoint .* was not saved")  # at the end, without a daemon
     try:
         main(*sys.argv[1:])
     except mlpo.MlpoError as error:

@@ -161,6 +161,13 @@ def test_a_live_save_keeps_its_files(tmp_path: pathlib.Path, new: New, who_is_fi
     assert not loose_files(tmp_path)
 
 
+def test_what_was_given_up_is_no_part(tmp_path: pathlib.Path, new: New) -> None:
+    save = Save(tmp_path, new())
+    save.files.close()
+    assert code(save.commit) == errno.ECANCELED
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_save_in_the_making_is_not_removed_by_one_that_begins(tmp_path: pathlib.Path, new: New) -> None:
     """It has its data file's name, and no manifest yet: what tells it from one that was killed is its lock."""
     one = new()

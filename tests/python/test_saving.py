@@ -334,6 +334,8 @@ def test_a_daemon_of_another_user_gets_descriptors_and_opens_nothing(
     # What is given up, or ends with its session, has no name.
     (given_up, _) = other.save(place, "two", 4)
     given_up.abandon()
+    with pytest.raises(mlpo.MlpoError):
+        given_up.result(60)
     other.close()
     assert not any(found.complete for found in find(place) if found.tag == "two")
     assert not (place / "two" / "part-0").exists()

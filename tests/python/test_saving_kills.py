@@ -1,8 +1,8 @@
 """kill -9 of client, daemon or both, at random moments of steps, saves and restores: the last complete checkpoint is
 restored to the bit, always, and nothing is left of those that were cut. 500 kills with MLPO_LONG=1.
 
-On paths whose state is copied, and on persistent ones of the checkpoints' own file system, where it is handed over or
-cloned.
+On paths whose state is copied, on persistent ones of the checkpoints' own file system, where it is handed over or
+cloned, and with a daemon of another user, for which the client makes the files.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from saved_files import loose_files, verify_all
 from saving_process import NO_DAEMON
 
 HERE = pathlib.Path(__file__).parent
-KILLS = 250 if os.environ.get("MLPO_LONG") == "1" else 6  # of each layout
-LAYOUTS = [Layout(block=1024, pool="256KiB"), Layout(block=1024, pool="256KiB", persistent=True)]
+KILLS = 168 if os.environ.get("MLPO_LONG") == "1" else 4  # of each case
+COPIED, STAYING = Layout(block=1024, pool="256KiB"), Layout(block=1024, pool="256KiB", persistent=True)
 
 
 class Trainer:
     """The process of saving_process.py, and what it has said so far."""
 
-    def __init__(self, socket: str, place: pathlib.Path) -> None:
+    def __init__(self, socket: str, place: pathlib.Path, whose: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "saving_process.py"), socket, str(place), "killed"],
+            [sys.executable, str(HERE / "saving_process.py"), socket, str(place), "killed", whose],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -94,9 +94,13 @@ def descriptors(daemon: Daemon) -> int:
     return last
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "whose"),
+    [(COPIED, "own"), (STAYING, "own"), (COPIED, "another")],
+    ids=["copied", "cloned or handed over", "another user's daemon"],
+)
 def test_c19_kills_at_any_moment_lose_nothing_that_was_saved(
-    layout: Layout, tmp_path: pathlib.Path, place: pathlib.Path
+    layout: Layout, whose: str, tmp_path: pathlib.Path, place: pathlib.Path
 ) -> None:
     moments = random.Random(6)
     story = Story()
@@ -109,7 +113,7 @@ def test_c19_kills_at_any_moment_lose_nothing_that_was_saved(
                 number += 1
                 daemon = restarted(scratch, layout)
                 before = descriptors(daemon)
-            trainer = Trainer(daemon.socket, place)
+            trainer = Trainer(daemon.socket, place, whose)
             time.sleep(0.3 + moments.random() * 1.2)  # python needs most of the first
             victim = ("client", "daemon", "both")[kill % 3]
             story.add(trainer.kill(daemon, victim))
@@ -123,7 +127,7 @@ def test_c19_kills_at_any_moment_lose_nothing_that_was_saved(
         if daemon is None:
             daemon = restarted(scratch, layout)
         target = story.saved + 8
-        trainer = Trainer(daemon.socket, place)
+        trainer = Trainer(daemon.socket, place, whose)
         deadline = time.monotonic() + 120
         while not any(found.complete and found.step >= target for found in find(place)):
             assert time.monotonic() < deadline and trainer.process.poll() is None, "the last trainer saves nothing"

@@ -242,6 +242,8 @@ class PartFiles:
             if self._failure is not None:
                 raise self._failure
             if self._outcome is None:
+                if not self._files:
+                    raise _error(errno.ECANCELED, f"{self._part} was given up")
                 try:
                     self._outcome = self._committed(attempt.hex())
                 except MlpoError as error:
