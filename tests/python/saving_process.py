@@ -2,8 +2,8 @@
 
 Arguments: socket, directory of checkpoints, job, and "own" or "another": whose daemon it is, as far as the clients
 know, which open the files themselves for another user's. First it restores the newest checkpoint, if there is one. What
-it says, a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once a
-checkpoint is known to be complete. It ends with NO_DAEMON if that dies, and for nothing else.
+it says, a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once
+a checkpoint is known to be complete. It ends with NO_DAEMON if that dies, and for nothing else.
 """
 
 from __future__ import annotations

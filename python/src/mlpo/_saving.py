@@ -60,10 +60,13 @@ class Saved:
     def _take(self) -> None:
         """What is submitted from here on is not in it."""
         self.snapshot = self._submit(lib.mlpo_checkpoint_take, lambda result: int(result.value))
-        self._end = self._submit(lib.mlpo_checkpoint_saved, lambda result: bool(result.value))
+        self._end = self._submit_saved()
         self._taken = True
         if self._files is not None:
             self._client._unfinished.add(self)
+
+    def _submit_saved(self) -> Request[bool]:
+        return self._submit(lib.mlpo_checkpoint_saved, lambda result: bool(result.value))
 
     def _submit(self, function: Callable[..., Any], convert: Callable[[Any], Any]) -> Request[Any]:
         request = ffi.new("mlpo_request **")
@@ -152,8 +155,8 @@ class Saved:
                 raise
         finally:
             self._finish()
-        if self._taken:
-            self._end.exception(deadline.remaining())
+        end = self._end if self._taken else self._submit_saved()
+        end.exception(deadline.remaining())  # then its files are gone
 
 
 def _check_attempt(attempt: Optional[bytes], which: str) -> None:
@@ -198,7 +201,7 @@ def begin_save(
     info = ffi.new("struct mlpo_checkpoint_info *")
     info.struct_size = ffi.sizeof("struct mlpo_checkpoint_info")
 
-    made: list[Saved] = []
+    made: list[Saved] = []  # at most one
 
     def call() -> Saved:
         check(lib.mlpo_checkpoint_begin(pointer, options, limit, info))
@@ -210,10 +213,10 @@ def begin_save(
 
     def undo() -> None:
         """Nobody has it: it must not keep the session from beginning another one."""
-        if info.handle != 0:  # what it says helps nobody now; one that has ended is as good
-            lib.mlpo_checkpoint_abandon(pointer, info.handle, nanoseconds(_UNDO_S))
+        for saved in made:
+            with contextlib.suppress(MlpoError):  # what it says helps nobody now
+                saved.abandon(timeout=_UNDO_S)
         if files is not None:
-            client._unfinished.difference_update(made)
             files.close()
 
     return interruptible(call, undo)

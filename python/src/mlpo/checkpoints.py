@@ -730,7 +730,8 @@ def _carry_out(options: Any) -> None:
     if options.command == "list":
         for found in find(options.directory):
             state = "complete" if found.complete else f"{found.ranks} of {found.world_size} parts"
-            print(f"{found.tag}  step {found.step}  {found.world_size} ranks  {found.attempt}  {state}")
+            saved = f"{found.tag}  step {found.step}  {found.world_size} ranks  {found.attempt}"
+            print(f"{saved}  {state}  job {found.job}")
         return
     file = options.file if options.command == "export" else options.files[0]
     kind = options.format or ("safetensors" if str(file).endswith(".safetensors") else "torch")
