@@ -3,13 +3,14 @@
 Arguments: socket, directory of checkpoints, job, and "own" or "another": whose daemon it is, as far as the clients
 know, which open the files themselves for another user's. First it restores the newest checkpoint, if there is one. What
 it says, a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once
-a checkpoint is known to be complete. It ends with NO_DAEMON if that dies, and for nothing else.
+a checkpoint is known to be complete. It ends with NO_DAEMON if that dies, and well, between two saves, at SIGTERM.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import signal
 import sys
 import warnings
 
@@ -33,6 +34,8 @@ def main(socket: str, directory: str, job: str, whose: str) -> None:
     ]
     for client in clients:
         client.daemon_uid += whose == "another"
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     subgroups = []
     for rank, client in enumerate(clients):
         spec = mlpo.TensorSpec("w", (NUMEL,), flat_range=shard(rank))
@@ -50,7 +53,7 @@ def main(socket: str, directory: str, job: str, whose: str) -> None:
     print(f"restored {step}", flush=True)
     if step > 0:
         say(step, subgroups)
-    while True:
+    while not stop:
         step += 1
         gradient = np.random.default_rng(step).standard_normal(NUMEL, dtype=np.float32)
         updates = []
