@@ -1,15 +1,18 @@
 """A job of two ranks in one process that trains, saves every second step, and is killed at any moment.
 
-Arguments: socket, directory of checkpoints, job. First it restores the newest checkpoint, if there is one. What it says,
-a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once a
-checkpoint is known to be complete.
+Arguments: socket, directory of checkpoints, job, and "own" or "another": whose daemon it is, as far as the clients
+know, which open the files themselves for another user's. First it restores the newest checkpoint, if there is one. What
+it says, a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once
+a checkpoint is known to be complete. It ends with NO_DAEMON if that dies, and well, between two saves, at SIGTERM.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import signal
 import sys
+import warnings
 
 import mlpo
 import numpy as np
@@ -17,6 +20,7 @@ import numpy as np
 NUMEL = 60_013
 RANKS = 2
 TAGS = 3  # that are written over in turn
+NO_DAEMON = 3
 
 
 def shard(rank: int) -> tuple[int, int]:
@@ -24,10 +28,14 @@ def shard(rank: int) -> tuple[int, int]:
     return first, NUMEL * (rank + 1) // RANKS - first
 
 
-def main(socket: str, directory: str, job: str) -> None:
+def main(socket: str, directory: str, job: str, whose: str) -> None:
     clients = [
         mlpo.connect(socket=socket, job=job, rank=rank, world_size=RANKS, timeout=30) for rank in range(RANKS)
     ]
+    for client in clients:
+        client.daemon_uid += whose == "another"
+    stop: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     subgroups = []
     for rank, client in enumerate(clients):
         spec = mlpo.TensorSpec("w", (NUMEL,), flat_range=shard(rank))
@@ -35,16 +43,17 @@ def main(socket: str, directory: str, job: str) -> None:
     step = 0
     try:
         newest = clients[0].restore(directory, timeout=60)  # one decides for all: another may be complete meanwhile
-        for client in clients[1:]:
-            client.restore(directory, newest.tag, timeout=60)
-        step = newest.step
     except mlpo.MlpoError as error:
         if error.errno != errno.ENOENT:
             raise
+    else:
+        for client in clients[1:]:
+            client.restore(directory, newest.tag, attempt=newest.attempt, timeout=60)
+        step = newest.step
     print(f"restored {step}", flush=True)
     if step > 0:
         say(step, subgroups)
-    while True:
+    while not stop:
         step += 1
         gradient = np.random.default_rng(step).standard_normal(NUMEL, dtype=np.float32)
         updates = []
@@ -73,4 +82,10 @@ def say(step: int, subgroups: list[mlpo.Subgroup]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    warnings.filterwarnings("ignore", "checkpoint .* was not saved")  # at the end, without a daemon
+    try:
+        main(*sys.argv[1:])
+    except mlpo.MlpoError as error:
+        if error.errno not in (errno.ECONNRESET, errno.ECONNREFUSED):
+            raise
+        sys.exit(NO_DAEMON)

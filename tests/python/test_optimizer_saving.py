@@ -113,6 +113,11 @@ def test_what_cannot_be_saved_or_loaded_says_why(
         each.reload_masters()  # registers
     with pytest.raises(ValueError, match="named_parameters"):
         two[0].save(str(empty), "two")
+    # Ranks that cannot ask each other what to load.
+    alone = OffloadAdamW([Parameter(torch.ones(4))], client=connect_to(daemon_of(SMALL_BLOCKS), rank=0, world_size=2))
+    with pytest.warns(RuntimeWarning, match="attempt="), pytest.raises(mlpo.MlpoError) as raised:
+        alone.load(str(empty), "absent")
+    assert raised.value.errno == errno.ENOENT
     optimizer.close()
     with pytest.raises(ValueError, match="closed"):
         optimizer.save(str(empty), "late")

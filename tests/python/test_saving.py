@@ -5,8 +5,16 @@ mlpo.checkpoints reads of the parts by itself."""
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
+import os
 import pathlib
+import signal
 import subprocess
+import tempfile
+import threading
+import time
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Sequence
 
 import mlpo
@@ -14,8 +22,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import new_job
+from mlpo import _client, _saving
+from mlpo._native import lib
 from mlpo.checkpoints import Checkpoint, find
 from running_daemon import SMALL_BLOCKS, THREE_BUFFERS, Daemon, Layout, program
+from saved_files import loose_files
 
 STATES = ("master", "exp_avg", "exp_avg_sq")
 NUMEL = 100_003
@@ -244,18 +255,24 @@ def test_a_flipped_bit_never_reaches_a_trainer(
     state = run.state()
     (file,) = (place / "one" / "part-0").glob("data-*")
     good = file.read_bytes()
-    at = 4096 + np.random.default_rng(1).integers(0, len(good) - 4096)
-    file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
-    with pytest.raises(mlpo.MlpoError, match="hash"):
+    damaged = []
+    for at in (4096, int(np.random.default_rng(1).integers(4096, len(good))), len(good) - 1):
+        file.write_bytes(good[:at] + bytes([good[at] ^ 4]) + good[at + 1 :])
+        with pytest.raises(mlpo.MlpoError, match="hash"):
+            run.restore(place)
+        for name, subgroup in zip("wb", run.subgroups[0]):
+            try:
+                found = subgroup.read_state()
+            except mlpo.MlpoError as error:
+                assert error.code == -4100
+                damaged.append((at, name))
+            else:
+                assert all(found[each].tobytes() == state[f"{name}.{each}"].tobytes() for each in STATES)
+        file.write_bytes(good)
         run.restore(place)
-    for subgroup in run.subgroups[0]:  # the one that it was in has no state, the other one is restored
-        try:
-            subgroup.read_state()
-        except mlpo.MlpoError as error:
-            assert error.code == -4100
-    file.write_bytes(good)
-    run.restore(place)
-    assert same(run.state(), state)
+        assert same(run.state(), state)
+    # Each time the one that it was in has no state, and the other one is restored.
+    assert len({at for at, _ in damaged}) == len(damaged) == 3 and {name for _, name in damaged} == {"w", "b"}
     run.close()
 
 
@@ -292,9 +309,10 @@ def test_a_daemon_of_another_user_gets_descriptors_and_opens_nothing(
     state = run.state()
     run.step(2)
     for saved in saves[:2]:
-        assert not saved.result(60)
+        assert not saved.result(60) and not saved.is_complete()
     assert [found.complete for found in find(place)] == [False]
     run.clients[2].close()  # waits for its own
+    assert all(saved.is_complete() for saved in saves)
     assert [(found.step, found.complete) for found in find(place)] == [(1, True)]
     assert sorted(file.name for file in (place / "one" / "part-0").iterdir()) == [
         f"data-{saves[0].attempt.hex()}-0",
@@ -316,9 +334,224 @@ def test_a_daemon_of_another_user_gets_descriptors_and_opens_nothing(
     # What is given up, or ends with its session, has no name.
     (given_up, _) = other.save(place, "two", 4)
     given_up.abandon()
+    with pytest.raises(mlpo.MlpoError):
+        given_up.result(60)
     other.close()
     assert not any(found.complete for found in find(place) if found.tag == "two")
-    assert not list((place / "two" / "part-0").iterdir())
+    assert not (place / "two" / "part-0").exists()
+
+
+def test_closing_ends_although_a_save_does_not(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a daemon of another user closing waits for what is being saved: not if its files cannot get their names, and
+    not for ever. The user is told, and nothing of it stays."""
+    daemon = daemon_of(SMALL_BLOCKS)
+    client = connect_to(daemon)
+    client.daemon_uid += 1
+    client.subgroup("w", 5000, initial=values(5000, 1))
+    saved = client.checkpoint(str(place), "taken", 1)
+    taken = place / "taken" / "part-0" / f"data-{saved.attempt.hex()}-0"
+    taken.write_bytes(b"somebody's")
+    with pytest.warns(RuntimeWarning, match="'taken' was not saved"):
+        client.close()
+    with pytest.raises(mlpo.MlpoError):
+        client.check_alive()
+    assert [file.name for file in taken.parent.iterdir()] == [taken.name]
+    assert taken.read_bytes() == b"somebody's"
+
+    client = connect_to(daemon)
+    client.daemon_uid += 1
+    client.subgroup("w", 5000, initial=values(5000, 1))
+    monkeypatch.setattr(_client, "_GIVE_UP_S", 0.2)
+
+    def take(*arguments: Any) -> int:
+        daemon.pause()  # from here on, as one whose storage hangs
+        return int(lib.mlpo_checkpoint_take(*arguments))
+
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(_saving, "lib", Library("mlpo_checkpoint_take", take))
+            client.checkpoint(str(place), "hangs", 1)
+        began = time.monotonic()
+        with pytest.warns(RuntimeWarning, match="'hangs' was not saved"):
+            client.close(timeout=0.2)
+        assert time.monotonic() - began < 10
+    finally:
+        daemon.resume()
+    assert not (place / "hangs").exists()
+
+
+def test_closing_waits_as_long_as_a_save_comes_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the daemon's status says of it."""
+    said = iter([[("copying", 1)], [("copying", 2)], [("committing", 3)], [("committing", 3)]])
+    waits = []
+
+    class Slow(mlpo.Saved):
+        def __init__(self) -> None:
+            self._end = SimpleNamespace(done=lambda: False)
+
+        def result(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            raise mlpo.TimeoutError(-errno.ETIMEDOUT, "it goes on")
+
+        def _progress(self) -> Any:
+            return next(said)
+
+    with pytest.raises(mlpo.TimeoutError):
+        Slow()._wait_while_it_moves()
+    assert len(waits) == 4 and None not in waits
+
+
+@pytest.mark.parametrize("another_user", [False, True], ids=["own", "another user's"])
+def test_all_ranks_restore_what_the_first_one_has_found(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect, another_user: bool
+) -> None:
+    """Though another checkpoint becomes complete between two ranks' calls; one that has gone is not made up for."""
+    daemon = daemon_of(SMALL_BLOCKS)
+    run = Run(connect_to, daemon, 2, initial=True)
+    run.step(1)
+    assert any([saved.result(60) for saved in run.save(place, "one", 1)])
+    state = run.state()
+    run.step(2)
+    assert any([saved.result(60) for saved in run.save(place, "two", 2)])
+    later = run.state()
+    hidden = place.with_name("hidden")
+    (place / "two").rename(hidden)
+    other = Run(connect_to, daemon, 2, initial=False)
+    for client in other.clients:
+        client.daemon_uid += another_user
+    first = other.clients[0].restore(str(place), timeout=60)
+    assert (first.tag, first.step, first.world_size) == ("one", 1, 2)
+    hidden.rename(place / "two")
+    assert other.clients[1].restore(str(place), first.tag, attempt=first.attempt, timeout=60) == first
+    assert same(other.state(), state)
+    other.restore(place)
+    assert same(other.state(), later)
+    run.step(3)
+    assert any([saved.result(60) for saved in run.save(place, "one", 3, overwrite=True)])
+    for attempt in (first.attempt, bytes(range(16))):
+        with pytest.raises(mlpo.MlpoError) as raised:
+            other.clients[0].restore(str(place), "one", attempt=attempt)
+        assert raised.value.errno == errno.ENOENT
+    with pytest.raises(ValueError, match="tag"):
+        other.clients[0].restore(str(place), attempt=first.attempt)
+    with pytest.raises(ValueError, match="16"):
+        other.clients[0].restore(str(place), "one", attempt=b"short")
+    run.close()
+    other.close()
+
+
+class Library:
+    """The C library as mlpo._saving sees it, but for one function."""
+
+    def __init__(self, name: str, function: Callable[..., int]) -> None:
+        self._name, self._function = name, function
+
+    def __getattr__(self, name: str) -> Any:
+        return self._function if name == self._name else getattr(lib, name)
+
+
+def left(name: str) -> Library:
+    """A call of the function whose caller goes, by Ctrl-C, when its work has been done and before it returns."""
+
+    def call(*arguments: Any) -> int:
+        code = int(getattr(lib, name)(*arguments))
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        time.sleep(0.1)
+        return code
+
+    return Library(name, call)
+
+
+def eventually(call: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not call():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def not_busy(call: Callable[[], Any]) -> Any:
+    """What it returns once it is not refused as busy any more."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return call()
+        except mlpo.MlpoError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
+
+
+def any_loose(place: pathlib.Path) -> bool:
+    """While something goes on there, too."""
+    try:
+        return bool(loose_files(place))
+    except FileNotFoundError:
+        return True
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where a shell has started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("another_user", [False, True], ids=["own", "another user's"])
+def test_ctrl_c_while_it_begins_leaves_nothing_begun(
+    place: pathlib.Path,
+    daemon_of: Callable[[Layout], Daemon],
+    connect_to: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    interruptible: None,
+    another_user: bool,
+) -> None:
+    """The next checkpoint or restore is not refused as busy, and the one that nobody has leaves no half of it."""
+    run = Run(connect_to, daemon_of(SMALL_BLOCKS), 1, initial=True)
+    (client,) = run.clients
+    client.daemon_uid += another_user
+    run.step(1)
+    state = run.state()
+    for function in ("mlpo_checkpoint_begin", "mlpo_checkpoint_take", "mlpo_checkpoint_saved"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(_saving, "lib", left(function))
+            client.checkpoint(str(place), f"left-{function}", 1)
+        assert not_busy(lambda name=function: client.checkpoint(str(place), name, 1)).result(60)
+    eventually(lambda: not list(place.glob("left-mlpo_checkpoint_begin/*/*")))
+    eventually(lambda: not any_loose(place))
+    for _ in range(5):  # more than a session may have begun
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(_saving, "lib", left("mlpo_restore_begin_files" if another_user else "mlpo_restore_begin"))
+            client.restore(str(place), function)
+        time.sleep(0.2)
+    not_busy(lambda: client.restore(str(place), function))
+    assert same(run.state(), state)
+    run.close()
+
+
+@pytest.mark.parametrize("another_user", [False, True], ids=["own", "another user's"])
+def test_one_that_cannot_be_taken_is_given_up(
+    place: pathlib.Path,
+    daemon_of: Callable[[Layout], Daemon],
+    connect_to: Connect,
+    monkeypatch: pytest.MonkeyPatch,
+    another_user: bool,
+) -> None:
+    """The submission that takes the state fails on the client's side: the daemon does not go on waiting for it."""
+    run = Run(connect_to, daemon_of(SMALL_BLOCKS), 1, initial=True)
+    (client,) = run.clients
+    client.daemon_uid += another_user
+    for function in ("mlpo_checkpoint_take", "mlpo_checkpoint_saved"):
+        with monkeypatch.context() as patch, pytest.raises(mlpo.MlpoError):
+            patch.setattr(_saving, "lib", Library(function, lambda *_: -errno.ENOMEM))
+            client.checkpoint(str(place), "refused", 1)
+        assert not_busy(lambda name=function: client.checkpoint(str(place), name, 1)).result(60)
+    eventually(lambda: not any_loose(place))
+    run.close()
 
 
 def test_a_checkpoint_is_asked_for(
@@ -342,13 +575,50 @@ def test_a_checkpoint_is_asked_for(
 
 
 PERSISTENT = Layout(block=1024, pool="256KiB", persistent=True)
+FICLONE = 0x40049409
 
 
+def clones(directory: pathlib.Path) -> bool:
+    """Whether files of its file system can share their blocks."""
+    source, target = directory / "source", directory / "target"
+    source.write_bytes(bytes(4096))
+    try:
+        with source.open("rb") as of, target.open("wb") as to:
+            fcntl.ioctl(to, FICLONE, of.fileno())
+        return True
+    except OSError:
+        return False
+    finally:
+        source.unlink()
+        target.unlink()
+
+
+def place_that(clones_or_not: bool, otherwise: pathlib.Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder on a file system that can clone, or on one that cannot: of $MLPO_TEST_DIRS, names of directories with
+    colons between, or where the tests are anyway. Skips the test if there is none."""
+    for base in (otherwise, *map(pathlib.Path, filter(None, os.environ.get("MLPO_TEST_DIRS", "").split(":")))):
+        folder = tempfile.TemporaryDirectory(dir=base)
+        if clones(pathlib.Path(folder.name)) == clones_or_not:
+            return folder
+        folder.cleanup()
+    what = "clones" if clones_or_not else "does not clone"
+    pytest.skip(f"skipped: no directory on a file system that {what}; name one in MLPO_TEST_DIRS")
+
+
+@pytest.mark.parametrize("way", ["cloned", "handed over"])
 def test_c20_a_persistent_path_of_the_same_file_system_is_not_copied(
-    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+    way: str, tmp_path: pathlib.Path, connect_to: Connect
 ) -> None:
-    """Cloned or handed over, whichever the file system can: nothing is copied, and training changes none of it."""
-    daemon = daemon_of(PERSISTENT)
+    """Cloned or handed over, as the file system can: nothing is copied, and training changes none of it."""
+    with place_that(way == "cloned", tmp_path) as name:
+        folder = pathlib.Path(name)
+        place = folder / "checkpoints"
+        place.mkdir()
+        with Daemon(folder, PERSISTENT) as daemon:
+            nothing_is_copied(way, place, daemon, connect_to)
+
+
+def nothing_is_copied(way: str, place: pathlib.Path, daemon: Daemon, connect_to: Connect) -> None:
     run = Run(connect_to, daemon, 1, initial=True)
     states = []
     for tag in range(1, 4):
@@ -358,6 +628,10 @@ def test_c20_a_persistent_path_of_the_same_file_system_is_not_copied(
         assert saved.result(60)
         run.step(2 * tag)
     assert daemon.status()["checkpoints"]["copied_bytes"] == 0
+    for tag in range(1, 4):
+        (manifest,) = place.glob(f"t{tag}/part-0/manifest-*")
+        kinds = {file["kind"] for file in json.loads(manifest.read_bytes().split(b"\n")[1])["files"]}
+        assert kinds == ({"part", "working"} if way == "handed over" else {"part"})
     for tag, state in enumerate(states, 1):
         with Checkpoint(place, f"t{tag}") as checkpoint:
             checkpoint.verify()

@@ -1,11 +1,16 @@
 """kill -9 of client, daemon or both, at random moments of steps, saves and restores: the last complete checkpoint is
-restored to the bit, always, and nothing is left of those that were cut. 500 kills with MLPO_LONG=1."""
+restored to the bit, always, and nothing is left of those that were cut. 500 kills with MLPO_LONG=1.
+
+On paths whose state is copied, on persistent ones of the checkpoints' own file system, where it is handed over or
+cloned, and with a daemon of another user, for which the client makes the files.
+"""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -13,31 +18,53 @@ from typing import Iterator, Optional
 
 import mlpo
 import pytest
-from mlpo.checkpoints import Checkpoint, find
+from mlpo.checkpoints import find
 from running_daemon import Daemon, Layout
+from saved_files import loose_files, verify_all
+from saving_process import NO_DAEMON
 
 HERE = pathlib.Path(__file__).parent
-KILLS = 500 if os.environ.get("MLPO_LONG") == "1" else 10
-LAYOUT = Layout(block=1024, pool="256KiB")
+KILLS = 168 if os.environ.get("MLPO_LONG") == "1" else 4  # of each case
+COPIED, STAYING = Layout(block=1024, pool="256KiB"), Layout(block=1024, pool="256KiB", persistent=True)
 
 
 class Trainer:
     """The process of saving_process.py, and what it has said so far."""
 
-    def __init__(self, socket: str, place: pathlib.Path) -> None:
+    def __init__(self, socket: str, place: pathlib.Path, whose: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "saving_process.py"), socket, str(place), "killed"],
+            [sys.executable, str(HERE / "saving_process.py"), socket, str(place), "killed", whose],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def kill(self) -> list[list[str]]:
-        """Its lines, whole ones only. A trainer whose daemon has gone has ended by itself."""
-        self.process.kill()
-        out, err = self.process.communicate(timeout=60)
-        self.errors = err
+    def kill(self, daemon: Daemon, victim: str) -> list[list[str]]:
+        """Kills "client", "daemon" or "both"; what the trainer has said, whole lines only. Nothing else ends it."""
+        assert self.process.poll() is None, f"the trainer has ended by itself: {self.process.communicate()[1]}"
+        if victim != "client":
+            daemon.kill()
+        if victim != "daemon":
+            self.process.kill()
+        try:
+            out, errors = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        assert not errors, errors
+        expected = [-signal.SIGKILL] if victim == "client" else [-signal.SIGKILL, NO_DAEMON]
+        assert self.process.returncode in expected
         return [line.split() for line in out.splitlines(keepends=True) if line.endswith("\n")]
+
+
+    def end(self) -> list[list[str]]:
+        """Lets it finish what it saves."""
+        self.process.terminate()
+        try:
+            out, errors = self.process.communicate(timeout=60)
+        finally:
+            self.process.kill()
+        assert (self.process.returncode, errors) == (0, "")
+        return [line.split() for line in out.splitlines()]
 
 
 class Story:
@@ -78,20 +105,14 @@ def descriptors(daemon: Daemon) -> int:
     return last
 
 
-def loose_files(place: pathlib.Path) -> list[str]:
-    """Data files without their part's manifest, manifests that were being written, and anything that is neither."""
-    loose = []
-    for folder in place.glob("*/part-*"):
-        names = {file.name for file in folder.iterdir()}
-        for name in names:
-            kind, _, attempt = name.partition("-")
-            whole = kind == "manifest" and "." not in name
-            if not whole and f"manifest-{attempt[:32]}" not in names:
-                loose.append(f"{folder.parent.name}/{folder.name}/{name}")
-    return loose
-
-
-def test_c19_kills_at_any_moment_lose_nothing_that_was_saved(tmp_path: pathlib.Path, place: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("layout", "whose"),
+    [(COPIED, "own"), (STAYING, "own"), (COPIED, "another")],
+    ids=["copied", "cloned or handed over", "another user's daemon"],
+)
+def test_c19_kills_at_any_moment_lose_nothing_that_was_saved(
+    layout: Layout, whose: str, tmp_path: pathlib.Path, place: pathlib.Path
+) -> None:
     moments = random.Random(6)
     story = Story()
     daemon: Optional[Daemon] = None
@@ -101,39 +122,39 @@ def test_c19_kills_at_any_moment_lose_nothing_that_was_saved(tmp_path: pathlib.P
         for kill in range(KILLS):
             if daemon is None:
                 number += 1
-                daemon = restarted(scratch)
+                daemon = restarted(scratch, layout)
                 before = descriptors(daemon)
-            trainer = Trainer(daemon.socket, place)
+            trainer = Trainer(daemon.socket, place, whose)
             time.sleep(0.3 + moments.random() * 1.2)  # python needs most of the first
             victim = ("client", "daemon", "both")[kill % 3]
-            if victim != "client":
-                daemon.kill()
-            story.add(trainer.kill())
+            story.add(trainer.kill(daemon, victim))
             if victim != "client":
                 daemon = None
+                saved = verify_all(place)  # nobody is at work there
+                assert story.saved <= max(saved, default=0), f"{story.saved} was saved, and there are {saved}"
             else:
                 assert descriptors(daemon) <= before + 2, "descriptors of a dead client stay open"
         # In the end one runs through all tags again: nothing of the cut ones is left.
         if daemon is None:
-            daemon = restarted(scratch)
+            daemon = restarted(scratch, layout)
         target = story.saved + 8
-        trainer = Trainer(daemon.socket, place)
+        trainer = Trainer(daemon.socket, place, whose)
         deadline = time.monotonic() + 120
         while not any(found.complete and found.step >= target for found in find(place)):
             assert time.monotonic() < deadline and trainer.process.poll() is None, "the last trainer saves nothing"
             time.sleep(0.05)
-        story.add(trainer.kill())
+        # What a killed client has made by itself goes when its rank saves again, not when a daemon starts.
+        story.add(trainer.kill(daemon, "client") if whose == "own" else trainer.end())
     finally:
         if daemon is not None:
             daemon.kill()
-    daemon = restarted(scratch)
+    daemon = restarted(scratch, layout)
     try:
         deadline = time.monotonic() + 30
         while (loose := loose_files(place)) and time.monotonic() < deadline:
             time.sleep(0.05)  # a new daemon cleans up beside its work
         assert not loose
-        with Checkpoint(place) as checkpoint:
-            checkpoint.verify()
+        assert story.saved <= max(verify_all(place))
         client = mlpo.connect(socket=daemon.socket, job="last")
         client.close()
         journals = [file for path in daemon.path_directories for file in path.glob("mlpo/*/*/checkpoints/*")]
@@ -144,9 +165,9 @@ def test_c19_kills_at_any_moment_lose_nothing_that_was_saved(tmp_path: pathlib.P
     assert story.saved > 0
 
 
-def restarted(scratch: pathlib.Path) -> Daemon:
+def restarted(scratch: pathlib.Path, layout: Layout) -> Daemon:
     """A daemon on the same paths as the one before it."""
     if not scratch.exists():
         scratch.mkdir()
-        return Daemon(scratch, LAYOUT)
-    return Daemon(scratch, LAYOUT, again=True)
+        return Daemon(scratch, layout)
+    return Daemon(scratch, layout, again=True)

@@ -1,4 +1,6 @@
-"""The files of a checkpoint: manifests, shards, and where an element is. daemon/checkpoint has the same in C++."""
+"""The files of a checkpoint: manifests, shards, where an element is, which attempts are complete, and whose are taken.
+daemon/checkpoint has the same in C++; its README.md has the formats, proto/FORMAT.md ("In a directory of checkpoints")
+the rules."""
 
 from __future__ import annotations
 
@@ -8,8 +10,10 @@ import os
 import pathlib
 import re
 import stat
+import struct
+import warnings
 from dataclasses import dataclass
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterator, NamedTuple, Optional, Sequence, Union
 
 ALIGN = 4096
 HEADER_BYTES = 4096  # in front of each data file's blocks
@@ -148,7 +152,78 @@ def common_elements(a: Shard, b: Shard) -> int:
     return total
 
 
+# ---- First pages of data files ----
+
+_PART_PAGE = struct.Struct("<8sII16sIIQIIq136s136s")
+_WORKING_PAGE = struct.Struct("<8sIIIIIIQ136s136s")
+
+
+class PartHeader(NamedTuple):
+    """Of the first data file: which part it is of."""
+
+    attempt: str
+    rank: int
+    world_size: int
+    step: int
+    index: int
+    uid: int  # of who wrote it
+    started_unix_ns: int
+    job: str
+    tag: str
+
+
+class Origin(NamedTuple):
+    """Of a daemon's working file that was handed over: whose it was."""
+
+    node: str
+    daemon_uid: int
+    client_uid: int
+    job: str
+    rank: int
+    generation: int
+
+
+def part_page(header: PartHeader) -> bytes:
+    page = _PART_PAGE.pack(
+        b"MLPOPART", 1, HEADER_BYTES, bytes.fromhex(header.attempt), *header[1:7], header.job.encode(),
+        header.tag.encode(),
+    )  # fmt: skip
+    page += bytes(HEADER_BYTES - 8 - len(page))
+    xxhash = hashing()
+    if xxhash is None:
+        raise ImportError("writing a checkpoint needs the package xxhash")
+    return page + struct.pack("<Q", xxhash.xxh3_64_intdigest(page))
+
+
+def read_page(fd: int, who: str) -> Union[PartHeader, Origin, None]:
+    """A data file's first page; None if none has been written yet. Raises CheckpointError for anything else."""
+    page = os.pread(fd, HEADER_BYTES, 0)
+    if not any(page):
+        return None
+    magic, version, size = struct.unpack_from("<8sII", page) if len(page) == HEADER_BYTES else (b"", 0, 0)
+    if magic not in (b"MLPOPART", b"MLPOSTAT") or version != 1 or size != HEADER_BYTES:
+        raise CheckpointError(f"{who} has no header of a data file that this version knows")
+    xxhash = hashing()
+    if xxhash is not None and page[-8:] != struct.pack("<Q", xxhash.xxh3_64_intdigest(page[:-8])):
+        raise CheckpointError(f"{who} has a damaged header: another checksum than it says")
+    if magic == b"MLPOPART":
+        _, _, _, attempt, *numbers, job, tag = _PART_PAGE.unpack_from(page)
+        return PartHeader(attempt.hex(), *numbers, _text(job), _text(tag))
+    _, _, _, daemon_uid, client_uid, rank, _, generation, node, job = _WORKING_PAGE.unpack_from(page)
+    return Origin(_text(node), daemon_uid, client_uid, _text(job), rank, generation)
+
+
+def _text(padded_name: bytes) -> str:
+    return padded_name.split(b"\0", 1)[0].decode("ascii", "replace")
+
+
 # ---- Manifests ----
+
+
+class DataFile(NamedTuple):
+    name: str
+    bytes: int
+    origin: Optional[Origin]  # of one that was handed over
 
 
 @dataclass(frozen=True)
@@ -199,7 +274,7 @@ class Part:
     folder: pathlib.Path
     head: Head
     hashed: bool
-    files: tuple[tuple[str, int], ...]  # names and sizes
+    files: tuple[DataFile, ...]
     subgroups: tuple[PartSubgroup, ...]
 
 
@@ -250,9 +325,9 @@ def parse_head(line: bytes, who: str) -> Head:
     return Head(**texts, **numbers)  # type: ignore[arg-type]
 
 
-def read_head(file: pathlib.Path) -> Head:
-    """The head of a manifest whose file is as long as it says."""
-    with open_regular(file) as stream:
+def read_head(file: pathlib.Path, whose: Optional[frozenset[int]] = None) -> Head:
+    """The head of a manifest whose file is as long as it says. `whose`: as for open_regular."""
+    with open_regular(file, whose) as stream:
         line = stream.readline(_MAX_HEAD_BYTES)
         size = os.fstat(stream.fileno()).st_size
     if not line.endswith(b"\n"):
@@ -266,12 +341,12 @@ def read_head(file: pathlib.Path) -> Head:
 
 
 def read_part(folder: pathlib.Path, attempt: str) -> Part:
-    """The manifest of one part, with everything in it checked."""
-    file = folder / f"manifest-{attempt}"
-    head = read_head(file)
+    """The manifest of one part, with everything in it checked. Of those only who are believed."""
+    file, whose = folder / f"manifest-{attempt}", believed(folder.parent.parent)
+    head = read_head(file, whose)
     if head.body_bytes > _MAX_MANIFEST_BYTES:
         raise CheckpointError(f"{file} has {head.body_bytes} bytes; at most {_MAX_MANIFEST_BYTES} are read")
-    with open_regular(file) as stream:
+    with open_regular(file, whose) as stream:
         stream.readline(_MAX_HEAD_BYTES)
         text = stream.read(head.body_bytes + 1)
     body = text[:-1]
@@ -298,12 +373,20 @@ def _parse_body(folder: pathlib.Path, head: Head, given: Any, who: str) -> Part:
         match = _DATA.fullmatch(each["name"])
         if match is None or match[1] != head.attempt:
             raise CheckpointError(f"{who} names {each['name']!r}, which is no data file of this attempt")
-        files.append((each["name"], _whole_number(each["bytes"], who)))
+        origin = _parse_origin(each, who) if each["kind"] == "working" else None
+        files.append(DataFile(each["name"], _whole_number(each["bytes"], who), origin))
     subgroups = tuple(_parse_subgroup(each, files, f"{who}: subgroup {i}") for i, each in enumerate(given["subgroups"]))
     return Part(folder, head, kind != "none", tuple(files), subgroups)
 
 
-def _parse_subgroup(given: Any, files: Sequence[tuple[str, int]], who: str) -> PartSubgroup:
+def _parse_origin(given: Any, who: str) -> Origin:
+    daemon_uid, client_uid, rank, generation = (
+        _whole_number(given[key], who) for key in ("daemon_uid", "client_uid", "rank", "generation")
+    )
+    return Origin(str(given["node"]), daemon_uid, client_uid, str(given["job"]), rank, generation)
+
+
+def _parse_subgroup(given: Any, files: Sequence[DataFile], who: str) -> PartSubgroup:
     numel = _whole_number(given["numel"], who)
     tensors, first = [], 0
     for each in given["tensors"]:
@@ -318,7 +401,7 @@ def _parse_subgroup(given: Any, files: Sequence[tuple[str, int]], who: str) -> P
             raise CheckpointError(f"{who} has a block that nobody writes")
         end = offset + stored * padded(count)
         inside = stored == STORED_NOTHING or (
-            file < len(files) and offset >= HEADER_BYTES and offset % ALIGN == 0 and end <= files[file][1]
+            file < len(files) and offset >= HEADER_BYTES and offset % ALIGN == 0 and end <= files[file].bytes
         )
         if not inside:
             raise CheckpointError(f"{who} has a block outside its file")
@@ -350,7 +433,13 @@ def _parse_shard(given: Any, who: str) -> Shard:
     return Shard(sizes["global_shape"], count, sizes["shape"], sizes["offsets"])
 
 
-# ---- Which are complete ----
+# ---- Which are complete, and whose ----
+
+
+def believed(directory: pathlib.Path) -> frozenset[int]:
+    """The users whose checkpoints in a directory are taken: whoever reads, root, and the directory's owner. In one that
+    others can write to, anybody could put a newer checkpoint beside ours."""
+    return frozenset((os.geteuid(), 0, directory.stat().st_uid))
 
 
 @dataclass(frozen=True)
@@ -366,6 +455,12 @@ class Attempt:
         return self.heads[min(self.heads)]
 
     @property
+    def order(self) -> tuple[int, str]:
+        """Of two attempts of one tag the larger one came later. The step does not count: who has gone back to an
+        earlier one saves over a later one."""
+        return self.head.started_unix_ns, self.id
+
+    @property
     def complete(self) -> bool:
         def identity(head: Head) -> tuple[str, str, int, int]:
             return head.job, head.tag, head.step, head.world_size
@@ -375,51 +470,123 @@ class Attempt:
 
 
 def attempts(folder: pathlib.Path) -> list[Attempt]:
-    """Of one tag's folder, the one that began last at the end. What is no part of ours is passed over."""
+    """Of one tag's folder, the one that came last at the end. What is no part, or of somebody who is not believed, is
+    passed over."""
     heads: dict[str, dict[int, Head]] = {}
+    whose = believed(folder.parent)
+    if folder.lstat().st_uid not in whose:
+        return []
     for part in sorted(folder.iterdir()):
         match = _PART.fullmatch(part.name)
-        if match is None or part.is_symlink() or not part.is_dir():
+        if match is None or not _is_folder(part, whose):
             continue
-        for file in sorted(part.iterdir()):
+        for file in _listed(part):
             manifest = _MANIFEST.fullmatch(file.name)
             if manifest is None:
                 continue
             try:
-                head = read_head(file)
+                head = read_head(file, whose)
             except (CheckpointError, OSError):
                 continue
             if (head.rank, head.tag, head.attempt) == (int(match[1]), folder.name, manifest[1]):
                 heads.setdefault(head.attempt, {})[head.rank] = head
     found = [Attempt(folder, attempt, by_rank) for attempt, by_rank in heads.items()]
-    return sorted(found, key=lambda attempt: (attempt.head.started_unix_ns, attempt.id))
+    return sorted(found, key=lambda attempt: attempt.order)
 
 
-def choose(directory: pathlib.Path, tag: Optional[str]) -> Attempt:
-    """The complete attempt that counts: of a tag, or the newest."""
+def _listed(folder: pathlib.Path) -> list[pathlib.Path]:
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:  # somebody removes it
+        return []
+
+
+def _is_folder(part: pathlib.Path, whose: frozenset[int]) -> bool:
+    try:
+        found = part.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid in whose
+
+
+def choose(
+    directory: pathlib.Path, tag: Optional[str], attempt: Optional[str] = None, job: Optional[str] = None
+) -> Attempt:
+    """The complete attempt that counts: the last of a tag, or without a tag that of the highest step; or of a tag the
+    one asked for. With `job` the newest is one of that job, and one of another job only, with a warning, if that has
+    none."""
     if tag is not None and not is_tag(tag):
         raise ValueError(f"{tag!r} is no tag")
     folders = [directory / tag] if tag is not None else [f for f in directory.iterdir() if is_tag(f.name)]
-    complete, cut = [], []
+    last: list[Attempt] = []  # of each tag
+    cut: list[Attempt] = []
     for folder in folders:
         if folder.is_symlink() or not folder.is_dir():
             if tag is not None:
                 raise CheckpointError(f"{folder} is no folder of a checkpoint")
             continue
-        for attempt in attempts(folder):
-            (complete if attempt.complete else cut).append(attempt)
-    if not complete:
-        parts = "".join(f"; of {a.head.tag!r} there are {len(a.heads)} of {a.head.world_size} parts" for a in cut[:3])
-        raise CheckpointError(f"{directory} has no complete checkpoint{'' if tag is None else f' {tag!r}'}{parts}")
-    return max(complete, key=lambda a: ((a.head.step, a.head.started_unix_ns, a.id), a.head.tag))
+        found = attempts(folder)
+        complete = [each for each in found if each.complete and attempt in (None, each.id)]
+        last += complete[-1:]
+        cut += [each for each in found if not each.complete]
+    if attempt is not None and not last:
+        raise CheckpointError(f"{directory} has no complete attempt {attempt} of {tag!r}: it was replaced or removed")
+    if not last:
+        why = "".join(f"; of {a.head.tag!r} there are {len(a.heads)} of {a.head.world_size} parts" for a in cut[:3])
+        if tag is not None and folders[0].lstat().st_uid not in believed(directory):
+            why = f": {folders[0]} is another user's (uid {folders[0].lstat().st_uid})"
+        raise CheckpointError(f"{directory} has no complete checkpoint{'' if tag is None else f' {tag!r}'}{why}")
+    own = [each for each in last if each.head.job == job]
+    if tag is None and own:
+        last = own
+    chosen = max(last, key=lambda each: (each.head.step, each.head.started_unix_ns, each.head.tag))
+    if tag is None and job is not None and not own:
+        warnings.warn(
+            f"{directory} has no complete checkpoint of job {job!r}: {chosen.head.tag!r} of job {chosen.head.job!r} is "
+            "taken; name the tag if that is meant, or keep the jobs in directories of their own",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return chosen
 
 
-def open_regular(file: pathlib.Path) -> Any:
-    """Opens a regular file for reading; a link or anything else in its place is an error."""
+def check_files(attempt: Attempt) -> None:
+    """Whether every file that a complete attempt's manifests name is there, as long as they say, and has the header it
+    should; contents are not read. Raises CheckpointError or OSError naming the first that is not."""
+    whose = believed(attempt.folder.parent)
+    for rank in range(attempt.head.world_size):
+        part = read_part(attempt.folder / f"part-{rank}", attempt.id)
+        for file in part.files:
+            path = part.folder / file.name
+            with open_regular(path, whose) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                found = read_page(stream.fileno(), str(path))
+            if size < file.bytes:
+                raise CheckpointError(f"{path} has {size} bytes instead of {file.bytes}: it was cut")
+            if found != (file.origin or _expected(part.head, file, found)):
+                raise CheckpointError(f"{path} has the header of another file: it was moved there")
+
+
+def _expected(head: Head, file: DataFile, found: Union[PartHeader, Origin, None]) -> PartHeader:
+    """The header of a part's own file. Who wrote it, and when that began, may be anything: a copy is as good."""
+    uid, started = (found.uid, found.started_unix_ns) if isinstance(found, PartHeader) else (0, 0)
+    index = int(file.name.rpartition("-")[2])
+    return PartHeader(
+        head.attempt, head.rank, head.world_size, head.step, index, uid, started, head.job, head.tag
+    )
+
+
+def open_regular(file: pathlib.Path, whose: Optional[frozenset[int]] = None) -> Any:
+    """Opens a regular file for reading; a link or anything else in its place is an error, and with `whose` also one of
+    any other user."""
     fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
         os.close(fd)
         raise CheckpointError(f"{file} is no regular file")
+    if whose is not None and found.st_uid not in whose:
+        os.close(fd)
+        raise CheckpointError(f"{file} is another user's (uid {found.st_uid}): it is no part of a checkpoint of ours")
     return os.fdopen(fd, "rb", buffering=0 if file.name.startswith("data-") else -1)
 
 

@@ -9,6 +9,9 @@
 However the ranks had cut a tensor, it comes out whole. Whatever the sizes, a few MiB of memory are enough: tensors are
 moved in pieces. Blocks are compared with their hashes when they are first read.
 
+The newest is the one of the highest step. Under one tag there may be several saves, of which the one that began last
+counts: find() lists them all.
+
     python -m mlpo.checkpoints list DIR
     python -m mlpo.checkpoints export DIR FILE [--tag TAG] [--format safetensors|torch] [--states master,...]
     python -m mlpo.checkpoints import DIR TAG FILE... [--format safetensors|torch]
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import errno
 import io
 import json
 import math
@@ -37,6 +41,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _parts
+from ._errors import MlpoError
+from ._own_files import PartFiles
 from ._parts import STATES, CheckpointError
 
 __all__ = [
@@ -107,17 +113,24 @@ class _Source:
 class Checkpoint:
     """A complete checkpoint, for reading. A context manager that closes it. Not thread-safe."""
 
-    def __init__(self, directory: _Path, tag: Optional[str] = None, *, verify: bool = True) -> None:
-        """tag: default the newest that is complete. verify: compare what is read with its hashes; needs xxhash where
-        there are any.
+    def __init__(
+        self, directory: _Path, tag: Optional[str] = None, *, attempt: Optional[str] = None, verify: bool = True
+    ) -> None:
+        """tag: default the newest that is complete: that of the highest step. attempt: of several complete saves under
+        the tag this one (Found.attempt); default the one that began last. verify: compare what is read with its hashes;
+        needs xxhash where there are any.
 
-        Raises CheckpointError if there is none that is complete, or its parts do not make up whole tensors.
+        Taken is what the reader, root or the directory's owner have saved. Raises CheckpointError if there is none that
+        is complete, or its parts do not make up whole tensors.
         """
-        attempt = _parts.choose(pathlib.Path(directory), tag)
-        self.tag, self.step = attempt.head.tag, attempt.head.step
-        self.job, self.world_size, self.attempt = attempt.head.job, attempt.head.world_size, attempt.id
+        if attempt is not None and tag is None:
+            raise ValueError("an attempt is one of a tag: pass the tag, too")
+        chosen = _parts.choose(pathlib.Path(directory), tag, attempt)
+        self.tag, self.step = chosen.head.tag, chosen.head.step
+        self.job, self.world_size, self.attempt = chosen.head.job, chosen.head.world_size, chosen.id
+        self._believed = _parts.believed(chosen.folder.parent)
         self._parts = [
-            _parts.read_part(attempt.folder / f"part-{rank}", attempt.id) for rank in range(attempt.head.world_size)
+            _parts.read_part(chosen.folder / f"part-{rank}", chosen.id) for rank in range(chosen.head.world_size)
         ]
         self._verify = verify and any(part.hashed for part in self._parts)
         if self._verify and _parts.hashing() is None:
@@ -217,7 +230,7 @@ class Checkpoint:
                 digests.append(xxhash.xxh3_64_intdigest(piece))
         if _parts.hash_of_pieces(digests) != block.hash:
             raise CheckpointError(
-                f"{part.folder / part.files[block.file][0]} is damaged: block {b} of subgroup "
+                f"{part.folder / part.files[block.file].name} is damaged: block {b} of subgroup "
                 f"{part.subgroups[s].key!r}, {block.stored * array_bytes} bytes at {block.offset}, has another hash "
                 "than the manifest says"
             )
@@ -228,8 +241,8 @@ class Checkpoint:
         file = self._files.get((p, index))
         if file is None:
             part = self._parts[p]
-            name, size = part.files[index]
-            file = _parts.open_regular(part.folder / name)
+            name, size, _ = part.files[index]
+            file = _parts.open_regular(part.folder / name, self._believed)
             if os.fstat(file.fileno()).st_size < size:
                 file.close()
                 raise CheckpointError(f"{part.folder / name} is shorter than the {size} bytes that it should have")
@@ -244,7 +257,7 @@ class Checkpoint:
         while view.nbytes:
             got = os.preadv(fd, [view], offset)
             if got == 0:
-                raise CheckpointError(f"{self._parts[p].folder / self._parts[p].files[index][0]} ends at {offset}")
+                raise CheckpointError(f"{self._parts[p].folder / self._parts[p].files[index].name} ends at {offset}")
             view, offset = view[got:], offset + got
 
 
@@ -602,62 +615,40 @@ def _from_torch(name: str, states: Any, file: str) -> _Given:
 
 
 def _write(directory: _Path, tag: str, step: int, job: str, tensors: Sequence[_Given]) -> None:
-    """A complete checkpoint of one rank. The manifest's rename makes it one; before that everything is on storage."""
+    """A complete checkpoint of one rank. The manifest's name makes it one; before that everything is on storage."""
     if not _parts.is_tag(tag) or not _parts.is_tag(job):
         raise ValueError(f"tag {tag!r} and job {job!r} match [A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}")
-    root = pathlib.Path(directory)
-    folder = root / tag
-    if folder.is_dir() and any(attempt.complete for attempt in _parts.attempts(folder)):
-        raise FileExistsError(f"{root} has a complete checkpoint {tag!r}: use another tag")
     for given in tensors:
         if not 1 <= len(given.name.encode("utf-8", "surrogateescape")) <= 256 or len(given.shape) > 8:
             raise ValueError(f"tensor {given.name!r}: names have 1 to 256 bytes, tensors at most 8 dimensions")
-    part = folder / "part-0"
-    for each in (folder, part):
-        each.mkdir(mode=0o700, exist_ok=True)
-    attempt, started = secrets.token_hex(16), time.time_ns()
-    data, manifest = part / f"data-{attempt}-0", part / f"manifest-{attempt}"
-    aside = manifest.with_name(manifest.name + ".new")
     try:
-        with open(data, "xb", opener=_private) as out:
-            out.write(_header(attempt, step, job, tag, started))
+        files = PartFiles(os.fspath(directory), tag, 0, job, overwrite=False)
+    except MlpoError as error:
+        if error.errno == errno.EEXIST:
+            raise FileExistsError(error.errno, f"{error.strerror}") from error
+        raise
+    try:
+        attempt, started = secrets.token_bytes(16), max(time.time_ns(), files.after_ns)
+        data, manifest = files.descriptors
+        with open(data, "wb", closefd=False) as out:
+            header = _parts.PartHeader(attempt.hex(), 0, 1, step, 0, os.geteuid(), started, job, tag)
+            out.write(_parts.part_page(header))
             subgroups = [_write_tensor(out, given) for given in tensors]
             out.flush()
             os.fsync(out.fileno())
             size = out.tell()
-        _sync_folder(part)
         body = {
             "block_hash": "xxh3-64k",
-            "files": [{"name": data.name, "bytes": size, "kind": "part"}],
+            "files": [{"name": f"data-{attempt.hex()}-0", "bytes": size, "kind": "part"}],
             "subgroups": subgroups,
         }
-        with open(aside, "xb", opener=_private) as out:
-            out.write(_manifest(body, attempt, step, job, tag, started))
+        with open(manifest, "wb", closefd=False) as out:
+            out.write(_manifest(body, attempt.hex(), step, job, tag, started))
             out.flush()
             os.fsync(out.fileno())
-        os.rename(aside, manifest)
-    except BaseException:
-        for file in (aside, data):
-            file.unlink(missing_ok=True)
-        raise
-    for each in (part, folder, root):
-        _sync_folder(each)
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
-
-
-def _header(attempt: str, step: int, job: str, tag: str, started: int) -> bytes:
-    page = struct.pack(
-        "<8sII16sIIQIIq136s136s", b"MLPOPART", 1, _parts.HEADER_BYTES, bytes.fromhex(attempt), 0, 1, step, 0,
-        os.geteuid(), started, job.encode(), tag.encode(),
-    )  # fmt: skip
-    page += bytes(_parts.HEADER_BYTES - 8 - len(page))
-    xxhash = _parts.hashing()
-    if xxhash is None:
-        raise ImportError("writing a checkpoint needs the package xxhash")
-    return page + struct.pack("<Q", xxhash.xxh3_64_intdigest(page))
+        files.commit(attempt)
+    finally:
+        files.close()
 
 
 def _manifest(body: Mapping[str, Any], attempt: str, step: int, job: str, tag: str, started: int) -> bytes:
@@ -739,7 +730,8 @@ def _carry_out(options: Any) -> None:
     if options.command == "list":
         for found in find(options.directory):
             state = "complete" if found.complete else f"{found.ranks} of {found.world_size} parts"
-            print(f"{found.tag}  step {found.step}  {found.world_size} ranks  {found.attempt}  {state}")
+            saved = f"{found.tag}  step {found.step}  {found.world_size} ranks  {found.attempt}"
+            print(f"{saved}  {state}  job {found.job}")
         return
     file = options.file if options.command == "export" else options.files[0]
     kind = options.format or ("safetensors" if str(file).endswith(".safetensors") else "torch")
