@@ -19,11 +19,12 @@ uint64_t ExtentMap::Take(uint64_t bytes) {
   return end_ - bytes;
 }
 
-bool ExtentMap::HasWritten(uint64_t bytes) const {
+bool ExtentMap::HasWritten(uint64_t bytes, uint64_t end) const {
+  const uint64_t most = std::min(written_end_, end);
   for (const auto& [offset, room] : free_) {
-    if (room >= bytes) return offset + bytes <= written_end_;  // Take's choice
+    if (room >= bytes) return offset + bytes <= most;  // Take's choice
   }
-  return end_ + bytes <= written_end_;
+  return end_ + bytes <= most;
 }
 
 void ExtentMap::Forget() {

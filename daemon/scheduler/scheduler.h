@@ -431,6 +431,7 @@ class Scheduler {
   PathIndex ChooseFlushPath(const Block& block, uint64_t bytes);
   bool TakesWrites(PathIndex index, uint64_t bytes) const;
   bool HasRoom(PathIndex index, uint64_t bytes, const Session& session) const;
+  bool MayRewrite(const Block& block) const;
   bool MayQueue(PathIndex index, Direction direction) const;
   bool MayStart(PathIndex index, Direction direction, const Session& session) const;
   Session* Reader(PathIndex path);

@@ -185,8 +185,7 @@ void Scheduler::LeaveLone(Block& block) {
 // the path does not take it now and the state is here, too: false, and the block goes as a whole.
 bool Scheduler::FlushGradient(Block& block) {
   if (!(block.nonzero & kPartGradient) || block.extent.path == kNone) return false;
-  const Session& session = *block.owner->session;
-  if (!HasRoom(block.extent.path, 0, session) || !MayStart(block.extent.path, Direction::kWrite, session)) return false;
+  if (!MayRewrite(block) || !MayStart(block.extent.path, Direction::kWrite, *block.owner->session)) return false;
   StartWrite(block, block.extent, kPartGradient);
   return true;
 }
@@ -198,7 +197,7 @@ void Scheduler::PumpGradients() {
     PathState& path = paths_[i];
     while (!path.lone_grads.empty() && !IsHanging(i)) {
       Block& block = path.lone_grads.front();
-      if (HasRoom(i, 0, *block.owner->session)) {
+      if (MayRewrite(block)) {
         if (path.writes >= model_.QueueBlocks(i, Direction::kWrite)) break;
         StartWrite(block, block.extent, kPartGradient);
       } else {

@@ -120,15 +120,25 @@ void Scheduler::PumpFlushes() {
 
 // Whether anything is written there, and so many bytes more may be.
 bool Scheduler::TakesWrites(PathIndex index, uint64_t bytes) const {
-  if (IsHanging(index) || !paths_[index].health.MayRewrite()) return false;
+  if (IsHanging(index) || paths_[index].health.rewrite_end() == 0) return false;
   const uint64_t capacity = model_.path(index).capacity_bytes;
   return capacity == 0 || paths_[index].extent_bytes + bytes <= capacity;
 }
 
-// For a new extent of the session; `bytes` 0: for one that there is.
+// For a new extent of the session.
 bool Scheduler::HasRoom(PathIndex index, uint64_t bytes, const Session& session) const {
   if (!TakesWrites(index, bytes) || session.files[index] == kNone) return false;
-  return bytes == 0 || paths_[index].health.MayWrite() || session.extents[index].HasWritten(bytes);
+  const PathHealth& health = paths_[index].health;
+  if (health.MayWrite()) return true;
+  const uint64_t end = health.rewrite_end(), first = options_.extents_offset_bytes;
+  return end > first && session.extents[index].HasWritten(bytes, end - first);
+}
+
+// Whether the block's extent may be written again, where it is.
+bool Scheduler::MayRewrite(const Block& block) const {
+  const Extent& extent = block.extent;
+  const uint64_t end = options_.extents_offset_bytes + extent.offset + extent.bytes;
+  return TakesWrites(extent.path, 0) && end <= paths_[extent.path].health.rewrite_end();
 }
 
 // A block of a session that has a path's turn: others' may have to wait for its end.

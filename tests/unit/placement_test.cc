@@ -22,7 +22,7 @@ class Bitmap {
   }
   void Give(uint64_t at, uint64_t units) { std::fill_n(used_.begin() + static_cast<std::ptrdiff_t>(at), units, false); }
   void Wrote(uint64_t at, uint64_t units) { written_ = std::max(written_, at + units); }
-  bool HasWritten(uint64_t units) const { return Find(units) + units <= written_; }
+  bool HasWritten(uint64_t units, uint64_t end) const { return Find(units) + units <= std::min(written_, end); }
   uint64_t in_use() const { return static_cast<uint64_t>(std::count(used_.begin(), used_.end(), true)); }
 
  private:
@@ -50,7 +50,9 @@ TEST_CASE("ExtentMap.IsABitmap") {
     std::vector<std::pair<uint64_t, uint64_t>> taken;
     for (int i = 0; i < 300; ++i) {
       const uint64_t units = 1 + random() % 4;
-      REQUIRE(map.HasWritten(units) == bitmap.HasWritten(units));
+      const uint64_t end = random() % 40;
+      REQUIRE(map.HasWritten(units) == bitmap.HasWritten(units, UINT64_MAX));
+      REQUIRE(map.HasWritten(units, end) == bitmap.HasWritten(units, end));
       if (taken.empty() || random() % 2 == 0) {
         const uint64_t at = map.Take(units);
         REQUIRE(at == bitmap.Take(units));
@@ -79,6 +81,8 @@ TEST_CASE("ExtentMap.WhatWasWrittenCanBeWrittenAgain") {
   CHECK_FALSE(map.HasWritten(10));  // all of it is in use
   map.Give(first, 10);
   CHECK(map.HasWritten(10));
+  CHECK(map.HasWritten(10, 10));
+  CHECK_FALSE(map.HasWritten(10, 9));
   CHECK_FALSE(map.HasWritten(11));
   map.Give(second, 10);
   CHECK(map.HasWritten(20));  // also beyond the last extent in use

@@ -214,6 +214,33 @@ TEST_CASE("C11_PathHealth.AFullPathIsRewrittenWhereItWasWritten") {
   CHECK(tier.violation() == "");
 }
 
+// A limit of a file's length, below what has been written: what ends before it goes on being written.
+TEST_CASE("C11_PathHealth.WhatEndsBelowAFilesLimitIsRewritten") {
+  FakeTier tier = MakeTier(6, 2);
+  Begin(tier, 1, 60);
+  for (uint32_t epoch = 1; epoch <= 2; ++epoch) Train(tier, 1, epoch);
+  REQUIRE(Look(tier, 0).scratch_bytes >= 20 * kBlockBytes);
+  bool limited = true;
+  tier.SetFault(0, [&](const Transfer& t) {
+    return limited && IsWrite(t) && t.offset + t.bytes > 4096 + 10 * kBlockBytes ? EFBIG : 0;
+  });
+  for (uint32_t epoch = 3; epoch <= 6; ++epoch) Train(tier, 1, epoch);
+  CHECK(Look(tier, 0).state == "full");
+  CHECK(Look(tier, 0).error == EFBIG);
+  tier.Wait(10 * kSecond);
+  const uint64_t errors = Look(tier, 0).write_errors, written = tier.counts(0).done_written_bytes;
+  CHECK(errors <= 40);  // each place above the limit once
+  for (uint32_t epoch = 7; epoch <= 8; ++epoch) Train(tier, 1, epoch);
+  CHECK(Look(tier, 0).write_errors == errors);
+  CHECK(tier.counts(0).done_written_bytes - written >= 2 * 6 * kBlockBytes);
+  limited = false;
+  tier.Wait(3 * kSecond);
+  CHECK(Look(tier, 0).state == "healthy");
+  for (uint32_t epoch = 9; epoch <= 10; ++epoch) Train(tier, 1, epoch);
+  CHECK(Look(tier, 0).scratch_bytes >= 20 * kBlockBytes);
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("C11_PathHealth.WhereNothingCanBeWrittenThatIsSoonKnown") {
   FakeTier tier = MakeTier(6, 2);
   Begin(tier, 1, 60);
