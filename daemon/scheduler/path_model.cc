@@ -40,8 +40,6 @@ constexpr double kLargestBit = 0.5;
 // Transfers of less than this part of a block say more about latency than about bandwidth.
 constexpr uint64_t kSmallPart = 2;
 
-double Seconds(int64_t ns) { return static_cast<double>(ns) / kNsPerS; }
-
 double Mean(double a, double b) { return (a + b) / 2; }
 
 bool Near(double a, double b) { return std::abs(a / b - 1) <= PathModel::kDeadBand; }
