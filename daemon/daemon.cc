@@ -674,18 +674,24 @@ Status Daemon::MakeFiles(Storage& storage, const FileOwner& owner, const std::ve
 
 Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks,
                        const std::vector<bool>& uses) {
+  const bool unused = storage.extents == 0;
+  std::vector<std::pair<PathIndex, FileId>> added;
   if (!storage.store) {
     Status made = MakeFiles(storage, {identity.uid, identity.job, identity.rank, identity.generation}, uses);
     if (!made.ok()) return made;
     storage.owner = "rank " + std::to_string(identity.rank) + " of job '" + identity.job + "'";
-    loop_->Post([this, id = identity.id, files = storage.store->files()] { loop_->SetFiles(id, files); });
   } else {
-    for (const auto& [path, file] : storage.store->AddMissing(uses))
-      loop_->Post([this, id = identity.id, on = path, made = file] { loop_->SetFile(id, on, made); });
+    added = storage.store->AddMissing(uses);
   }
   Status status =
       storage.store->Reserve(shares_, storage.extents + blocks, Scheduler::BufferBytes(config_.memory.block_elements),
                              "the session's state", uses);
+  if (unused) {  // a path that did not answer in time may have none any more
+    loop_->Post([this, id = identity.id, files = storage.store->files()] { loop_->SetFiles(id, files); });
+  } else {
+    for (const auto& [path, file] : added)
+      loop_->Post([this, id = identity.id, on = path, made = file] { loop_->SetFile(id, on, made); });
+  }
   if (status.ok()) storage.extents += blocks;
   return status;
 }

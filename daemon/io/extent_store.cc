@@ -57,8 +57,21 @@ Status ExtentStore::MakeFile(size_t i) {
   return status;
 }
 
+// Nothing is in it. It goes when its path answers.
+void ExtentStore::DropFile(size_t i) {
+  Path* const path = places_[i].path;
+  reserved_[i] = 0;
+  places_[i].keeper->Post(
+      [path, file = std::exchange(files_[i], kNone)] {
+        const Status removed = path->RemoveFile(file);
+        if (!removed.ok()) spdlog::warn("event=remove_failed path={} reason=\"{}\"", path->name(), removed.message());
+      },
+      kPatience);
+}
+
 std::vector<std::pair<PathIndex, FileId>> ExtentStore::AddMissing(const std::vector<bool>& uses) {
   std::vector<std::pair<PathIndex, FileId>> added;
+  if (removed_) return added;
   for (size_t i = 0; i < places_.size(); ++i) {
     if (!uses[i] || files_[i] != kNone || !MakeFile(i).ok()) continue;
     added.emplace_back(static_cast<PathIndex>(i), files_[i]);
@@ -109,8 +122,10 @@ Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents,
     const uint64_t bytes = grant[i] * extent_bytes;
     if (bytes <= reserved_[i]) continue;
     Path* const path = places_[i].path;
+    const bool unused = extents_ == 0;
     const std::optional<Status> reserved = places_[i].keeper->Ask<Status>(
-        [path, file = files_[i], bytes] { return path->Reserve(file, bytes); }, kPatience);
+        [path, file = files_[i], bytes, unused] { return path->Reserve(file, bytes, unused); }, kPatience);
+    if (!reserved && unused) DropFile(i);  // if it fails after all, it cuts the file
     const Status status = reserved.value_or(NoAnswer(*path));
     if (!status.ok()) {  // without it, if the others have room
       std::vector<bool> others = uses;
@@ -144,6 +159,7 @@ Status ExtentStore::RemoveOn(PathIndex i) {
 
 Status ExtentStore::Remove() {
   Status first;
+  removed_ = true;
   for (size_t i = 0; i < files_.size(); ++i) {
     Status status = RemoveOn(static_cast<PathIndex>(i));
     if (first.ok() && !status.ok()) first = status;

@@ -33,7 +33,8 @@ class ExtentStore {
 
   // Makes room for `extents` of extent_bytes each, always the same: on each path that is used its share (they sum to 1)
   // and a quarter more, or as much as fits. ENOSPC with `what` needs it and the figures if all of these together cannot
-  // hold even `extents`; what was reserved before stays.
+  // hold even `extents`; what was reserved before stays. Nothing is put into the files before one has succeeded;
+  // files() may be fewer after it.
   Status Reserve(const std::vector<double>& shares, uint64_t extents, uint64_t extent_bytes, const std::string& what,
                  const std::vector<bool>& uses);
   // What has been reserved, with the paths of `uses` alone: whether another could be emptied.
@@ -44,17 +45,19 @@ class ExtentStore {
   const std::vector<FileId>& files() const { return files_; }
   // Removes the file on one path; nothing may be in it.
   Status RemoveOn(PathIndex path);
-  // Removes all files; the first failure is returned, the others are removed all the same.
+  // Removes all files; the first failure is returned, the others are removed all the same. None is made any more.
   Status Remove();
 
  private:
   Status MakeFile(size_t place);
+  void DropFile(size_t place);
 
   std::vector<Place> places_;
   FileOwner owner_;
   std::vector<FileId> files_;
   std::vector<uint64_t> reserved_;  // bytes
-  uint64_t extents_ = 0;            // of the last Reserve that succeeded
+  uint64_t extents_ = 0;            // of the last Reserve that succeeded; 0: nothing is in the files
+  bool removed_ = false;
   uint64_t extent_bytes_ = 0;
   std::string what_;
 };
