@@ -448,21 +448,23 @@ void Daemon::EndInTime() {
 // Leaves for the counters file that this thread goes round its loop, and what only it knows.
 void Daemon::StoreCounters() {
   live_.BeatMain(NowNs());
-  live_.Update([this](Snapshot* snapshot) {
+  std::vector<PathSnapshot> paths;
+  live_.Update([&](Snapshot* snapshot) {
     snapshot->state = StateName(*snapshot);
     snapshot->protocol_errors = sessions_->protocol_errors();
     snapshot->arenas_bytes = sessions_->arenas_bytes();
-    LogPathStates(*snapshot);
+    paths = snapshot->paths;
   });
+  LogPathStates(paths);
   counters_due_.expires_after(kCountersPeriod);
   counters_due_.async_wait([this](boost::system::error_code error) {
     if (!error) StoreCounters();
   });
 }
 
-void Daemon::LogPathStates(const Snapshot& snapshot) {
-  for (size_t i = 0; i < snapshot.paths.size(); ++i) {
-    const PathSnapshot& path = snapshot.paths[i];
+void Daemon::LogPathStates(const std::vector<PathSnapshot>& paths) {
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const PathSnapshot& path = paths[i];
     if (path.state.empty() || path.state == path_states_[i]) continue;  // empty: the data thread has told nothing yet
     const auto level = path.state == "healthy" ? spdlog::level::info : spdlog::level::warn;
     spdlog::log(level, "event=path_state path={} state={} before={} errno={}", path.name, path.state, path_states_[i],
@@ -915,9 +917,10 @@ void Daemon::CommandPath(const PathCommand& command, std::function<void(Result<s
     if (command.path != paths_[i]->name() && command.path != paths_[i]->directory()) continue;
     spdlog::info("event=path_command path={} command={}", paths_[i]->name(), command.name);
     const auto path = static_cast<PathIndex>(i);
-    if (command.name == "disable") return Disable(path, std::move(answer));
-    if (command.name == "evacuate") return Evacuate(path, std::move(answer));
-    return Enable(path, std::move(answer));
+    if (command.name == "enable") return Enable(path, std::move(answer));
+    if (enabling_[path] > 0)  // which would undo it
+      return answer(Status(-EBUSY, "path " + paths_[i]->name() + " is being enabled: ask again when that has ended"));
+    return command.name == "disable" ? Disable(path, std::move(answer)) : Evacuate(path, std::move(answer));
   }
   answer(Status::Invalid("no path '" + command.path + "'; there are: " + known));
 }
