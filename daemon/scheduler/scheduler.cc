@@ -291,15 +291,17 @@ bool Scheduler::ailing() const {
   });
 }
 
-// Whether a buffer is to be had or may become so. Slow I/O counts, and for a while the probe of a path that has not
-// failed; that of one that has does not.
+// Whether a buffer is to be had or may become so. Slow I/O counts, until its path has hung for too long, and for a
+// while the probe of a path that has not failed; that of one that has does not.
 bool Scheduler::CanMove() const {
   if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;
-  return std::any_of(paths_.begin(), paths_.end(), [this](const PathState& path) {
-    const PathHealth& health = path.health;
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    const PathHealth& health = paths_[i].health;
     const bool proves = health.unproven() && !health.disabled();
-    return path.reads > 0 || path.writes > 0 || (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns);
-  });
+    if (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns) return true;
+    if ((paths_[i].reads > 0 || paths_[i].writes > 0) && !IsLost(i)) return true;
+  }
+  return false;
 }
 
 void Scheduler::Fill(PoolSnapshot* pool) const {

@@ -448,6 +448,10 @@ class Scheduler {
   void StartProbes();
   int64_t NextProbe() const;
   bool IsHanging(PathIndex path) const { return model_.IsHanging(path, now_ns_); }
+  // For so long that nobody waits for it any more.
+  bool IsLost(PathIndex path) const {
+    return options_.hang_timeout_ns > 0 && model_.HungNs(path, now_ns_) >= options_.hang_timeout_ns;
+  }
   uint32_t Coming() const;
   const char* StateName(PathIndex index) const;
 

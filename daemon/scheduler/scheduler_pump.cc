@@ -585,10 +585,9 @@ bool Scheduler::FetchAheadOne() {
 
 // What waits for a path that has hung for too long. Blocks that the path has stay with it until it lets go of them.
 void Scheduler::FailHung() {
-  if (options_.hang_timeout_ns == 0) return;
   for (PathIndex path = 0; path < paths_.size(); ++path) {
+    if (!IsLost(path)) continue;
     const int64_t hung_ns = model_.HungNs(path, now_ns_);
-    if (hung_ns < options_.hang_timeout_ns) continue;
     std::map<Op*, const Block*> waiting;
     for (const auto& [id, in_flight] : transfers_) {
       if (in_flight.transfer.path == path && in_flight.block->want != nullptr)

@@ -297,6 +297,39 @@ TEST_CASE("PathHealth.WhoWaitsForAHangingPathFailsInTheEnd") {
   CHECK(tier.violation() == "");
 }
 
+// Nor for a buffer, where what hangs is all that moves.
+TEST_CASE("PathHealth.WhoWaitsForABufferThatAHangingPathHasFailsInTheEnd") {
+  Scheduler::Options options = MakeOptions(6, 2);
+  options.hang_timeout_ns = 60 * kSecond;
+  options.path_names = {"stuck", "broken"};
+  FakeTier tier(options, {{1e6, 1e6}, {1e6, 1e6}});
+  Begin(tier, 1, 60);
+  Train(tier, 1, 1);
+  tier.RunUntilAnswered(tier.Grad(1, 1, 2));
+  const uint64_t update = tier.Update(1, 1, 2);
+  tier.Wait(50'000'000);
+  tier.ChangeSpeed(0, tier.now_ns(), {0, 0, 0.5});
+  tier.SetFault(1, [](const Transfer& t) { return IsWrite(t) ? EIO : 0; });
+  tier.AddSubgroup(2, 1, {20 * kBlock});
+  const uint64_t write = tier.WriteState(2, 1, MLPO_PART_STATE);  // nothing of it is on a path
+  tier.Wait(55 * kSecond);
+  CHECK_FALSE(tier.answered(write));
+  tier.Wait(15 * kSecond);
+  REQUIRE(tier.answered(write));
+  CHECK(tier.status(write) == MLPO_E_IO);
+  CHECK(tier.completion(write).failure.text.find("no path can take a block") != std::string::npos);
+  CHECK(tier.status(update) == MLPO_E_IO);
+  tier.ChangeSpeed(0, tier.now_ns(), {1e6, 1e6});
+  tier.SetFault(1, nullptr);
+  tier.Wait(100 * kSecond);
+  const uint64_t again = tier.Update(1, 1, 2), written = tier.WriteState(2, 1, MLPO_PART_STATE);
+  tier.RunUntilAnswered(again);
+  tier.RunUntilAnswered(written);
+  CHECK(tier.status(again) == 0);
+  CHECK(tier.status(written) == 0);
+  CHECK(tier.violation() == "");
+}
+
 // A path that has hung for minutes is proven before it is written to; a hiccup is not.
 TEST_CASE("PathHealth.AfterALongHangAProbeComesFirst") {
   for (const int64_t seconds : {60, 300}) {
