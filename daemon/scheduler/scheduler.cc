@@ -299,7 +299,8 @@ bool Scheduler::CanMove() const {
     const PathHealth& health = paths_[i].health;
     const bool proves = health.unproven() && !health.disabled();
     if (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns) return true;
-    if ((paths_[i].reads > 0 || paths_[i].writes > 0) && !IsLost(i)) return true;
+    if (paths_[i].reads > 0 && !IsLost(i, Direction::kRead)) return true;
+    if (paths_[i].writes > 0 && !IsLost(i, Direction::kWrite)) return true;
   }
   return false;
 }
@@ -326,7 +327,8 @@ const char* Scheduler::StateName(PathIndex index) const {
   using State = PathHealth::State;
   const State state = paths_[index].health.state();
   if (state != State::kHealthy || !IsHanging(index)) return Name(state);
-  return Name(model_.HangsForLong(index, now_ns_) ? State::kQuarantined : State::kSuspect);
+  const bool for_long = HangsForLong(index, Direction::kRead) || HangsForLong(index, Direction::kWrite);
+  return Name(for_long ? State::kQuarantined : State::kSuspect);
 }
 
 void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) const {

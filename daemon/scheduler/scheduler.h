@@ -448,9 +448,13 @@ class Scheduler {
   void StartProbes();
   int64_t NextProbe() const;
   bool IsHanging(PathIndex path) const { return model_.IsHanging(path, now_ns_); }
+  // For so long that it is not to be trusted when it moves again.
+  bool HangsForLong(PathIndex path, Direction direction) const {
+    return model_.HungNs(path, direction, now_ns_) >= PathModel::kLongHangNs;
+  }
   // For so long that nobody waits for it any more.
-  bool IsLost(PathIndex path) const {
-    return options_.hang_timeout_ns > 0 && model_.HungNs(path, now_ns_) >= options_.hang_timeout_ns;
+  bool IsLost(PathIndex path, Direction direction) const {
+    return options_.hang_timeout_ns > 0 && model_.HungNs(path, direction, now_ns_) >= options_.hang_timeout_ns;
   }
   uint32_t Coming() const;
   const char* StateName(PathIndex index) const;

@@ -469,7 +469,7 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   transfers_.erase(it);
   const Transfer& transfer = in_flight.transfer;
   paths_[transfer.path].turn.Ended(in_flight.turn, transfer.direction);
-  if (model_.HangsForLong(transfer.path, now_ns)) paths_[transfer.path].health.Returned(now_ns);
+  if (HangsForLong(transfer.path, transfer.direction)) paths_[transfer.path].health.Returned(now_ns);
   if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
   steps_.TransferEnds(in_flight.block->owner->session->steps, transfer, result.bytes);
   if (trace_.on()) TraceTransfer(in_flight, result);
@@ -584,16 +584,22 @@ bool Scheduler::FetchAheadOne() {
 // ---- No path left ----
 
 // What waits for a path that has hung for too long. Blocks that the path has stay with it until it lets go of them.
+// Reads that move while writes hang are waited for, as long as there is room for one in flight.
 void Scheduler::FailHung() {
   for (PathIndex path = 0; path < paths_.size(); ++path) {
-    if (!IsLost(path)) continue;
-    const int64_t hung_ns = model_.HungNs(path, now_ns_);
+    const bool reads = IsLost(path, Direction::kRead);
+    if (!reads && !IsLost(path, Direction::kWrite)) continue;
+    const bool none_begins = paths_[path].reads == 0 && !MayQueue(path, Direction::kRead);
+    const int64_t hung_ns =
+        std::max(model_.HungNs(path, Direction::kRead, now_ns_), model_.HungNs(path, Direction::kWrite, now_ns_));
     std::map<Op*, const Block*> waiting;
     for (const auto& [id, in_flight] : transfers_) {
-      if (in_flight.transfer.path == path && in_flight.block->want != nullptr)
+      const Transfer& transfer = in_flight.transfer;
+      if (transfer.path == path && in_flight.block->want != nullptr && IsLost(path, transfer.direction))
         waiting.emplace(in_flight.block->want, in_flight.block);
     }
     for (const Session* session : all_sessions_) {
+      if (!reads && !none_begins) break;
       for (const Block& block : session->pending[path]) waiting.emplace(block.want, &block);
     }
     for (const auto& [op, block] : waiting) {

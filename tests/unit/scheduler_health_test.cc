@@ -297,6 +297,30 @@ TEST_CASE("PathHealth.WhoWaitsForAHangingPathFailsInTheEnd") {
   CHECK(tier.violation() == "");
 }
 
+// What can still be read is waited for, though writes have been hanging there for long.
+TEST_CASE("PathHealth.ReadsGoOnWhereWritesHang") {
+  Scheduler::Options options = MakeOptions(30, 2);
+  options.hang_timeout_ns = 60 * kSecond;
+  FakeTier tier(options, {{1e6, 1e6}, {1e6, 1e6}});
+  Begin(tier, 2, 200);
+  Begin(tier, 1, 60);
+  for (uint32_t epoch = 1; epoch <= 4; ++epoch) Train(tier, 1, epoch);  // what it wants next is not session 2's
+  tier.ChangeSpeed(0, tier.now_ns(), {1e6, 0, 0.5});
+  tier.RunUntilAnswered(tier.Grad(1, 1, 5));
+  tier.Update(1, 1, 5);
+  tier.Wait(100 * kSecond);
+  REQUIRE(Look(tier, 0).state == "suspect");
+  CHECK(Read(tier, 2, 0, 200) == 0);
+  tier.Wait(100 * kSecond);
+  REQUIRE(Look(tier, 0).state == "quarantined");
+  CHECK(Read(tier, 2, 0, 200) == 0);
+  tier.ChangeSpeed(0, tier.now_ns(), {1e6, 1e6, 0.5});
+  tier.Wait(10 * kSecond);
+  CHECK(Look(tier, 0).state == "healthy");
+  CHECK(tier.counts(0).probes > 0);
+  CHECK(tier.violation() == "");
+}
+
 // Nor for a buffer, where what hangs is all that moves.
 TEST_CASE("PathHealth.WhoWaitsForABufferThatAHangingPathHasFailsInTheEnd") {
   Scheduler::Options options = MakeOptions(6, 2);
