@@ -12,7 +12,8 @@
 // there and asked for is tried.
 //
 // A path that is full may have the extents rewritten that were written before, until one of them fails, too. Where
-// files may only not be so long (EFBIG: a limit of the process or the file system), those that end before what failed.
+// files may only not be so long (EFBIG: a limit of the process or the file system), what ends before is written as
+// ever.
 //
 // Owner: the data thread. Time is an argument, monotonic, in ns.
 #pragma once
@@ -44,13 +45,12 @@ class PathHealth {
   void Enable(int64_t now_ns);
 
   State state() const;
-  // Where nothing was written before, or anywhere.
+  // Anything, anywhere.
   bool MayWrite() const { return cause_ == Cause::kWell && !disabled_; }
-  // Where something was, if it ends here in its file or before. 0: nowhere.
-  uint64_t rewrite_end() const {
-    if (MayWrite()) return kAnywhere;
-    return cause_ == Cause::kSpace && !disabled_ ? rewrite_end_ : 0;
-  }
+  // What ends here in its file, or before; 0: nothing.
+  uint64_t write_end() const { return MayWrite() ? kAnywhere : full() && !disabled_ ? write_end_ : 0; }
+  // The same where something was written before: never less.
+  uint64_t rewrite_end() const { return MayWrite() ? kAnywhere : full() && !disabled_ ? rewrite_end_ : 0; }
   // What it holds may not be had again: what is in memory of it is to be kept there until it is elsewhere.
   bool unreadable() const { return unreadable_; }
   bool disabled() const { return disabled_; }
@@ -97,7 +97,8 @@ class PathHealth {
   int64_t probe_ns_ = kNever;
   int64_t tried_ns_ = 0;  // when it last failed, or was probed
   uint64_t probe_end_ = 0;
-  uint64_t rewrite_end_ = kAnywhere;
+  uint64_t write_end_ = kAnywhere;    // while it is full
+  uint64_t rewrite_end_ = kAnywhere;  // likewise
   uint64_t probes_ = 0;
   uint64_t failed_probes_ = 0;
 };

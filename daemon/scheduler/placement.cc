@@ -19,12 +19,11 @@ uint64_t ExtentMap::Take(uint64_t bytes) {
   return end_ - bytes;
 }
 
-bool ExtentMap::HasWritten(uint64_t bytes, uint64_t end) const {
-  const uint64_t most = std::min(written_end_, end);
+uint64_t ExtentMap::Next(uint64_t bytes) const {
   for (const auto& [offset, room] : free_) {
-    if (room >= bytes) return offset + bytes <= most;  // Take's choice
+    if (room >= bytes) return offset;
   }
-  return end_ + bytes <= most;
+  return end_;
 }
 
 void ExtentMap::Forget() {

@@ -130,8 +130,10 @@ bool Scheduler::HasRoom(PathIndex index, uint64_t bytes, const Session& session)
   if (!TakesWrites(index, bytes) || session.files[index] == kNone) return false;
   const PathHealth& health = paths_[index].health;
   if (health.MayWrite()) return true;
-  const uint64_t end = health.rewrite_end(), first = options_.extents_offset_bytes;
-  return end > first && session.extents[index].HasWritten(bytes, end - first);
+  const ExtentMap& extents = session.extents[index];
+  const uint64_t offset = extents.Next(bytes);
+  const uint64_t end = options_.extents_offset_bytes + offset + bytes;
+  return end <= (extents.IsWritten(offset, bytes) ? health.rewrite_end() : health.write_end());
 }
 
 // Whether the block's extent may be written again, where it is.

@@ -138,7 +138,7 @@ TEST_CASE("PathHealth.AProbeSaysWhatIsWrongNow") {
 TEST_CASE("PathHealth.AFullPathIsRewrittenUntilThatFailsToo") {
   PathHealth health;
   health.WriteFailed(ENOSPC, 8192, false, 0);
-  CHECK(health.rewrite_end() == PathHealth::kAnywhere);
+  CHECK((health.write_end() == 0 && health.rewrite_end() == PathHealth::kAnywhere));
   health.WriteFailed(ENOSPC, 4096, true, 1);
   CHECK(health.rewrite_end() == 0);
   CHECK(StateOf(health) == "full");
@@ -150,21 +150,27 @@ TEST_CASE("PathHealth.AFullPathIsRewrittenUntilThatFailsToo") {
 }
 
 // A limit of a file's length says nothing of what ends before it.
-TEST_CASE("PathHealth.WhereFilesMayNotBeSoLongTheirBeginningIsRewritten") {
+TEST_CASE("PathHealth.WhereFilesMayNotBeSoLongTheirBeginningIsWritten") {
   PathHealth health;
+  CHECK(health.write_end() == PathHealth::kAnywhere);
   health.WriteFailed(EFBIG, 9000, false, 0);
-  CHECK(health.rewrite_end() == 8999);
+  CHECK((health.write_end() == 8999 && health.rewrite_end() == 8999));
   health.WriteFailed(EFBIG, 5000, true, 1);
   health.WriteFailed(EFBIG, 7000, true, 2);
-  CHECK(health.rewrite_end() == 4999);
+  CHECK((health.write_end() == 4999 && health.rewrite_end() == 4999));
   Probe(health, EFBIG);
-  CHECK(health.rewrite_end() == 4999);
-  health.WriteFailed(ENOSPC, 4000, false, 3 * kSecond);
-  CHECK(health.rewrite_end() == 4999);
+  CHECK((health.write_end() == 4999 && health.rewrite_end() == 4999));
+  health.WriteFailed(ENOSPC, 4000, false, 3 * kSecond);  // nor is there room
+  CHECK((health.write_end() == 0 && health.rewrite_end() == 4999));
   health.WriteFailed(EDQUOT, 4000, true, 3 * kSecond);
-  CHECK(health.rewrite_end() == 0);
+  CHECK((health.write_end() == 0 && health.rewrite_end() == 0));
   Probe(health, 0);
-  CHECK(health.rewrite_end() == PathHealth::kAnywhere);
+  CHECK((health.write_end() == PathHealth::kAnywhere && health.rewrite_end() == PathHealth::kAnywhere));
+  // Where the limit is said by a probe alone, nobody knows where it is.
+  health.WriteFailed(EIO, 4096, false, 10 * kSecond);
+  Probe(health, EFBIG);
+  CHECK(StateOf(health) == "full");
+  CHECK((health.write_end() == 0 && health.rewrite_end() == PathHealth::kAnywhere));
 }
 
 TEST_CASE("PathHealth.TheProbeEndsWhereTheFirstWriteDidNotFit") {
@@ -200,7 +206,7 @@ TEST_CASE("PathHealth.DisabledGoesOverAllAndEnablingProbes") {
     if (before != 0) health.WriteFailed(before, 4096, false, 0);
     health.Disable(kSecond);
     CHECK(StateOf(health) == "disabled");
-    CHECK((!health.MayWrite() && health.rewrite_end() == 0 && !health.ailing()));
+    CHECK((!health.MayWrite() && health.write_end() == 0 && health.rewrite_end() == 0 && !health.ailing()));
     CHECK(health.probe_ns() == PathHealth::kNever);
     health.ReadFailed(EIO, 2 * kSecond);  // it is still read
     CHECK(StateOf(health) == "disabled");
@@ -292,6 +298,8 @@ TEST_CASE("PathHealth.RandomWalk") {
       REQUIRE((StateOf(health) == "disabled") == disabled);
       REQUIRE((StateOf(health) == "healthy") == (well && !disabled));
       REQUIRE((health.error() == 0 || !well));
+      REQUIRE(health.write_end() <= health.rewrite_end());
+      if (StateOf(health) != "healthy" && StateOf(health) != "full") REQUIRE(health.rewrite_end() == 0);
     }
   }
 }

@@ -218,7 +218,7 @@ TEST_CASE("C11_PathHealth.AFullPathIsRewrittenWhereItWasWritten") {
 }
 
 // A limit of a file's length, below what has been written: what ends before it goes on being written.
-TEST_CASE("C11_PathHealth.WhatEndsBelowAFilesLimitIsRewritten") {
+TEST_CASE("C11_PathHealth.WhatEndsBelowAFilesLimitIsWritten") {
   FakeTier tier = MakeTier(6, 2);
   Begin(tier, 1, 60);
   for (uint32_t epoch = 1; epoch <= 2; ++epoch) Train(tier, 1, epoch);
@@ -236,6 +236,10 @@ TEST_CASE("C11_PathHealth.WhatEndsBelowAFilesLimitIsRewritten") {
   for (uint32_t epoch = 7; epoch <= 8; ++epoch) Train(tier, 1, epoch);
   CHECK(Look(tier, 0).write_errors == errors);
   CHECK(tier.counts(0).done_written_bytes - written >= 2 * 6 * kBlockBytes);
+  Begin(tier, 2, 14);  // whose file has been as long as that never
+  CHECK(Look(tier, 0).write_errors == errors);
+  const auto& blocks = tier.scheduler().FindSubgroup(2, 1)->blocks;
+  CHECK(std::any_of(blocks.begin(), blocks.end(), [](const Block& block) { return block.extent.path == 0; }));
   limited = false;
   tier.Wait(3 * kSecond);
   CHECK(Look(tier, 0).state == "healthy");
