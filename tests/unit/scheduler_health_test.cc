@@ -342,7 +342,7 @@ TEST_CASE("PathHealth.WhoWaitsForABufferThatAHangingPathHasFailsInTheEnd") {
   const uint64_t write = tier.WriteState(2, 1, MLPO_PART_STATE);  // nothing of it is on a path
   tier.Wait(55 * kSecond);
   CHECK_FALSE(tier.answered(write));
-  tier.Wait(15 * kSecond);
+  tier.Wait(25 * kSecond);
   REQUIRE(tier.answered(write));
   CHECK(tier.status(write) == MLPO_E_IO);
   CHECK(tier.completion(write).failure.text.find("no path can take a block") != std::string::npos);
