@@ -501,21 +501,23 @@ void Daemon::EndInTime() {
 // Leaves for the counters file that this thread goes round its loop, and what only it knows.
 void Daemon::StoreCounters() {
   live_.BeatMain(NowNs());
-  live_.Update([this](Snapshot* snapshot) {
+  std::vector<PathSnapshot> paths;
+  live_.Update([&](Snapshot* snapshot) {
     snapshot->state = StateName(*snapshot);
     snapshot->protocol_errors = sessions_->protocol_errors();
     snapshot->arenas_bytes = sessions_->arenas_bytes();
-    LogPathStates(*snapshot);
+    paths = snapshot->paths;
   });
+  LogPathStates(paths);
   counters_due_.expires_after(kCountersPeriod);
   counters_due_.async_wait([this](boost::system::error_code error) {
     if (!error) StoreCounters();
   });
 }
 
-void Daemon::LogPathStates(const Snapshot& snapshot) {
-  for (size_t i = 0; i < snapshot.paths.size(); ++i) {
-    const PathSnapshot& path = snapshot.paths[i];
+void Daemon::LogPathStates(const std::vector<PathSnapshot>& paths) {
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const PathSnapshot& path = paths[i];
     if (path.state.empty() || path.state == path_states_[i]) continue;  // empty: the data thread has told nothing yet
     const auto level = path.state == "healthy" ? spdlog::level::info : spdlog::level::warn;
     spdlog::log(level, "event=path_state path={} state={} before={} errno={}", path.name, path.state, path_states_[i],
@@ -742,18 +744,24 @@ Status Daemon::MakeFiles(Storage& storage, const FileOwner& owner, const std::ve
 
 Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks,
                        const std::vector<bool>& uses) {
+  const bool unused = storage.extents == 0;
+  std::vector<std::pair<PathIndex, FileId>> added;
   if (!storage.store) {
     Status made = MakeFiles(storage, {identity.uid, identity.job, identity.rank, identity.generation}, uses);
     if (!made.ok()) return made;
     storage.owner = "rank " + std::to_string(identity.rank) + " of job '" + identity.job + "'";
-    loop_->Post([this, id = identity.id, files = storage.store->files()] { loop_->SetFiles(id, files); });
   } else {
-    for (const auto& [path, file] : storage.store->AddMissing(uses))
-      loop_->Post([this, id = identity.id, on = path, made = file] { loop_->SetFile(id, on, made); });
+    added = storage.store->AddMissing(uses);
   }
   Status status =
       storage.store->Reserve(shares_, storage.extents + blocks, Scheduler::BufferBytes(config_.memory.block_elements),
                              "the session's state", uses);
+  if (unused) {  // a path that did not answer in time may have none any more
+    loop_->Post([this, id = identity.id, files = storage.store->files()] { loop_->SetFiles(id, files); });
+  } else {
+    for (const auto& [path, file] : added)
+      loop_->Post([this, id = identity.id, on = path, made = file] { loop_->SetFile(id, on, made); });
+  }
   if (status.ok()) storage.extents += blocks;
   return status;
 }
@@ -1104,9 +1112,10 @@ void Daemon::CommandPath(const PathCommand& command, std::function<void(Result<s
     if (command.path != paths_[i]->name() && command.path != paths_[i]->directory()) continue;
     spdlog::info("event=path_command path={} command={}", paths_[i]->name(), command.name);
     const auto path = static_cast<PathIndex>(i);
-    if (command.name == "disable") return Disable(path, std::move(answer));
-    if (command.name == "evacuate") return Evacuate(path, std::move(answer));
-    return Enable(path, std::move(answer));
+    if (command.name == "enable") return Enable(path, std::move(answer));
+    if (enabling_[path] > 0)  // which would undo it
+      return answer(Status(-EBUSY, "path " + paths_[i]->name() + " is being enabled: ask again when that has ended"));
+    return command.name == "disable" ? Disable(path, std::move(answer)) : Evacuate(path, std::move(answer));
   }
   answer(Status::Invalid("no path '" + command.path + "'; there are: " + known));
 }

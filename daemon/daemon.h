@@ -113,7 +113,7 @@ class Daemon : public SessionHost {
 
   void EndInTime();
   void StoreCounters();
-  void LogPathStates(const Snapshot& snapshot);
+  void LogPathStates(const std::vector<PathSnapshot>& paths);
   void WriteMetrics();
   Status ShowOutside(const std::string& socket);
   void WaitForSignal();

@@ -312,6 +312,7 @@ void DataLoop::ProbeDone(PathIndex path, int error) { scheduler_.ProbeDone(path,
 
 uint64_t DataLoop::EvacuatePath(PathIndex path) {
   scheduler_.EvacuatePath(path, NowNs());
+  if (draining_) scheduler_.EndEvacuations();  // it was asked for just before
   PathSnapshot snapshot;
   scheduler_.Fill(path, &snapshot, NowNs());
   return snapshot.evacuation_bytes;

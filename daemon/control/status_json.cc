@@ -16,8 +16,6 @@ std::string Dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
-double Seconds(int64_t ns) { return static_cast<double>(ns) / kNsPerS; }
-
 // Into `to`, as "adam_s" and so on.
 void AddSums(const StepSums& sums, ordered_json* to) {
   for (size_t i = 0; i < kStepParts; ++i) (*to)[std::string(kStepPartNames[i]) + "_s"] = Seconds(sums.parts_ns[i]);

@@ -64,8 +64,21 @@ Status ExtentStore::MakeFile(size_t i) {
   return made.status();
 }
 
+// Nothing is in it. It goes when its path answers.
+void ExtentStore::DropFile(size_t i, bool next) {
+  Path* const path = places_[i].path;
+  (next ? next_reserved_ : reserved_)[i] = 0;
+  places_[i].keeper->Post(
+      [path, file = std::exchange((next ? next_files_ : files_)[i], kNone)] {
+        const Status removed = path->RemoveFile(file);
+        if (!removed.ok()) spdlog::warn("event=remove_failed path={} reason=\"{}\"", path->name(), removed.message());
+      },
+      kPatience);
+}
+
 std::vector<std::pair<PathIndex, FileId>> ExtentStore::AddMissing(const std::vector<bool>& uses) {
   std::vector<std::pair<PathIndex, FileId>> added;
+  if (removed_) return added;
   for (size_t i = 0; i < places_.size(); ++i) {
     if (!uses[i] || files_[i] != kNone || !MakeFile(i).ok()) continue;
     added.emplace_back(static_cast<PathIndex>(i), files_[i]);
@@ -181,9 +194,13 @@ Status ExtentStore::MakeRoom(const std::vector<double>& shares, uint64_t extents
 Status ExtentStore::Grow(size_t i, bool next, uint64_t bytes) {
   Path* const path = places_[i].path;
   const FileId file = next ? next_files_[i] : files_[i];
-  const std::optional<Status> reserved =
-      places_[i].keeper->Ask<Status>([path, file, bytes] { return path->Reserve(file, bytes); }, kPatience);
-  if (!reserved) return NoAnswer(*path);
+  const bool unused = next ? next_reserved_[i] == 0 : extents_ == 0;
+  const std::optional<Status> reserved = places_[i].keeper->Ask<Status>(
+      [path, file, bytes, unused] { return path->Reserve(file, bytes, unused); }, kPatience);
+  if (!reserved) {
+    if (unused) DropFile(i, next);  // if it fails after all, it cuts the file
+    return NoAnswer(*path);
+  }
   if (reserved->ok()) (next ? next_reserved_ : reserved_)[i] = bytes;
   return *reserved;
 }
@@ -261,6 +278,7 @@ Status ExtentStore::RemoveLeft(PathIndex path, FileId file) {
 
 Status ExtentStore::Remove() {
   Status first;
+  removed_ = true;
   for (size_t i = 0; i < files_.size(); ++i) {
     Status status = RemoveOn(static_cast<PathIndex>(i));
     if (first.ok() && !status.ok()) first = status;

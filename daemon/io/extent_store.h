@@ -33,7 +33,8 @@ class ExtentStore {
 
   // Makes room for `extents` of extent_bytes each, always the same: on each path that is used its share (they sum to 1)
   // and a quarter more, or as much as fits. ENOSPC with `what` needs it and the figures if all of these together cannot
-  // hold even `extents`; what was reserved before stays.
+  // hold even `extents`; what was reserved before stays. Nothing is put into the files before one has succeeded;
+  // files() may be fewer after it.
   Status Reserve(const std::vector<double>& shares, uint64_t extents, uint64_t extent_bytes, const std::string& what,
                  const std::vector<bool>& uses);
   // What has been reserved, with the paths of `uses` alone: whether another could be emptied.
@@ -59,13 +60,14 @@ class ExtentStore {
   Status DropNext();
   Status RemoveLeft(PathIndex path, FileId file);
 
-  // Removes all files; the first failure is returned, the others are removed all the same.
+  // Removes all files; the first failure is returned, the others are removed all the same. None is made any more.
   Status Remove();
 
  private:
   Result<FileId> CreateFile(size_t place, const FileOwner& owner);
   Status MakeFile(size_t place);
   Status RemoveFile(size_t place, FileId file);
+  void DropFile(size_t place, bool next);
   Status DropNext(PathIndex path);
   Status MakeRoom(const std::vector<double>& shares, uint64_t extents, bool copy, uint64_t extent_bytes,
                   const std::string& what, const std::vector<bool>& uses);
@@ -78,7 +80,8 @@ class ExtentStore {
   std::vector<FileId> next_files_;
   std::vector<uint64_t> next_reserved_;             // bytes
   std::vector<std::pair<PathIndex, FileId>> left_;  // by UseNext
-  uint64_t extents_ = 0;                            // of the last Reserve that succeeded
+  uint64_t extents_ = 0;                            // of the last Reserve that succeeded; 0: nothing is in the files
+  bool removed_ = false;
   uint64_t extent_bytes_ = 0;
   std::string what_;
 };

@@ -389,7 +389,7 @@ Result<FileId> Path::CreateFile(const FileOwner& owner) {
   return id;
 }
 
-Status Path::Reserve(FileId id, uint64_t bytes) {
+Status Path::Reserve(FileId id, uint64_t bytes, bool unused) {
   // Only this thread makes and removes files, so the descriptor stays; the lock is not held over a slow fallocate.
   int fd = -1;
   uint64_t from = 0;
@@ -421,14 +421,14 @@ Status Path::Reserve(FileId id, uint64_t bytes) {
       at += length;
     } else if (errno == EOPNOTSUPP || errno == ENOSYS) {  // promised only; room for it was checked above
       allocated = false;
-      if (::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + bytes)) != 0) error = errno;
+      if (unused && ::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + bytes)) != 0) error = errno;
       break;
     } else if (errno != EINTR) {
       error = errno;
     }
   }
-  if (error != 0) {  // give back what a failed attempt took; extents below `from` are not touched
-    if (::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + from)) != 0)
+  if (error != 0) {
+    if (unused && ::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + from)) != 0)
       spdlog::warn("event=reserve_undo_failed path={} file={} errno={}", name_, id, errno);
     if (error == ENOSPC || error == EDQUOT) return no_space(error, available);
     if (error == EFBIG)

@@ -86,8 +86,9 @@ class Path {
   // reused.
   Result<FileId> CreateFile(const FileOwner& owner);
   // Makes [kFileHeaderBytes, kFileHeaderBytes + bytes) of the file exist on storage (fallocate; where that is not to be
-  // had, checks free space). Grows only.
-  Status Reserve(FileId file, uint64_t bytes);
+  // had, checks free space). Grows only. More than that may be in use: where one path is full, others take its blocks.
+  // `unused`: nothing is, until this has ended: then its length is set, and what a failed attempt took is given back.
+  Status Reserve(FileId file, uint64_t bytes, bool unused = false);
   // Closes and unlinks the file and its folder. No transfer of it may be in flight. A file that somebody else has put
   // in its place stays: an error.
   Status RemoveFile(FileId file);

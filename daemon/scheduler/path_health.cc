@@ -103,7 +103,13 @@ void PathHealth::Fail(Cause cause, int error, int64_t now_ns) {
 void PathHealth::WriteFailed(int error, uint64_t end, bool rewrite, int64_t now_ns) {
   const Cause cause = CauseOf(error);
   if (cause == Cause::kSpace) {
-    rewrite_failed_ |= rewrite;
+    if (error == EFBIG) {
+      write_end_ = std::min(write_end_, end - 1);
+      rewrite_end_ = std::min(rewrite_end_, end - 1);
+    } else {
+      write_end_ = 0;
+      if (rewrite) rewrite_end_ = 0;  // there is no room even for what has its place
+    }
     // The nearest end that did not fit: if that fits, something has come free.
     probe_end_ = probe_end_ == 0 ? end : std::min(probe_end_, end);
   }
@@ -150,7 +156,7 @@ void PathHealth::ProbeEnds(int error, int64_t now_ns) {
     cause_ = Cause::kWell;
     error_ = 0;
     unreadable_ = false;
-    rewrite_failed_ = false;
+    write_end_ = rewrite_end_ = kAnywhere;
     probe_end_ = 0;
     healthy_ns_ = since_ns_ = now_ns;
   } else if (error != 0) {
@@ -159,6 +165,7 @@ void PathHealth::ProbeEnds(int error, int64_t now_ns) {
     if (cause == Cause::kDevice) ++failures_;
     if (cause != cause_) since_ns_ = now_ns;
     if (cause != Cause::kSpace) probe_end_ = 0;
+    if (error != EFBIG || write_end_ == kAnywhere) write_end_ = 0;
     cause_ = cause;
     error_ = error;
   }

@@ -11,7 +11,9 @@
 // to says nothing, and a device that takes writes and loses them would look well. Reads are never refused here: what is
 // there and asked for is tried.
 //
-// A path that is full may have the extents rewritten that were written before, until one of them fails, too.
+// A path that is full may have the extents rewritten that were written before, until one of them fails, too. Where
+// files may only not be so long (EFBIG: a limit of the process or the file system), what ends before is written as
+// ever.
 //
 // Owner: the data thread. Time is an argument, monotonic, in ns.
 #pragma once
@@ -25,6 +27,7 @@ namespace mlpo {
 class PathHealth {
  public:
   static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  static constexpr uint64_t kAnywhere = std::numeric_limits<uint64_t>::max();
   static constexpr int64_t kForgetNs = 60'000'000'000;  // so long well: the row of failures is over
   static constexpr uint32_t kQuarantineAfter = 3;       // failures in a row
   static constexpr int64_t kUrgentNs = 2'000'000'000;   // between probes that somebody waits for
@@ -42,10 +45,12 @@ class PathHealth {
   void Enable(int64_t now_ns);
 
   State state() const;
-  // Where nothing was written before, or anywhere.
+  // Anything, anywhere.
   bool MayWrite() const { return cause_ == Cause::kWell && !disabled_; }
-  // Where something was.
-  bool MayRewrite() const { return MayWrite() || (cause_ == Cause::kSpace && !rewrite_failed_ && !disabled_); }
+  // What ends here in its file, or before; 0: nothing.
+  uint64_t write_end() const { return MayWrite() ? kAnywhere : full() && !disabled_ ? write_end_ : 0; }
+  // The same where something was written before: never less.
+  uint64_t rewrite_end() const { return MayWrite() ? kAnywhere : full() && !disabled_ ? rewrite_end_ : 0; }
   // What it holds may not be had again: what is in memory of it is to be kept there until it is elsewhere.
   bool unreadable() const { return unreadable_; }
   bool disabled() const { return disabled_; }
@@ -84,7 +89,6 @@ class PathHealth {
   int error_ = 0;
   bool disabled_ = false;
   bool unreadable_ = false;
-  bool rewrite_failed_ = false;
   bool probing_ = false;
   bool failed_meanwhile_ = false;  // something did since the probe under way began: its answer is of before
   uint32_t failures_ = 0;          // of the device, in a row
@@ -93,6 +97,8 @@ class PathHealth {
   int64_t probe_ns_ = kNever;
   int64_t tried_ns_ = 0;  // when it last failed, or was probed
   uint64_t probe_end_ = 0;
+  uint64_t write_end_ = kAnywhere;    // while it is full
+  uint64_t rewrite_end_ = kAnywhere;  // likewise
   uint64_t probes_ = 0;
   uint64_t failed_probes_ = 0;
 };

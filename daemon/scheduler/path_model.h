@@ -119,12 +119,12 @@ class PathModel {
   bool Ended(PathIndex path, Direction direction, uint64_t bytes, bool ok, int64_t now_ns);
   // In either direction.
   bool IsHanging(PathIndex path, int64_t now_ns) const { return now_ns >= paths_[path].hangs_ns; }
-  // Since something last came of it; 0 if it does not hang.
-  int64_t HungNs(PathIndex path, int64_t now_ns) const {
-    return IsHanging(path, now_ns) ? now_ns - paths_[path].hangs_ns + kHangNs : 0;
+  // Since something last came of a direction; 0 if it does not hang. One may hang while the other moves.
+  int64_t HungNs(PathIndex path, Direction direction, int64_t now_ns) const {
+    const Flow& of = flow(path, direction);
+    const int64_t quiet_ns = now_ns - Later(of.started, of.ended).at_ns;
+    return of.in_flight > 0 && quiet_ns >= kHangNs ? quiet_ns : 0;
   }
-  // For so long that it is not to be trusted when it moves again.
-  bool HangsForLong(PathIndex path, int64_t now_ns) const { return HungNs(path, now_ns) >= kLongHangNs; }
 
  private:
   struct Mark {  // a moment of a path

@@ -19,11 +19,11 @@ uint64_t ExtentMap::Take(uint64_t bytes) {
   return end_ - bytes;
 }
 
-bool ExtentMap::HasWritten(uint64_t bytes) const {
+uint64_t ExtentMap::Next(uint64_t bytes) const {
   for (const auto& [offset, room] : free_) {
-    if (room >= bytes) return offset + bytes <= written_end_;  // Take's choice
+    if (room >= bytes) return offset;
   }
-  return end_ + bytes <= written_end_;
+  return end_;
 }
 
 void ExtentMap::Forget() {

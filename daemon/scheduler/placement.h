@@ -16,13 +16,13 @@ class ExtentMap {
  public:
   // The offset of `bytes` > 0 of it.
   uint64_t Take(uint64_t bytes);
+  // Where that would be.
+  uint64_t Next(uint64_t bytes) const;
   void Give(uint64_t offset, uint64_t bytes);
   // Up to where something has been written. What lies below it has its place on storage, and may be written again where
   // there is no room for more.
   void Wrote(uint64_t offset, uint64_t bytes) { written_end_ = std::max(written_end_, offset + bytes); }
   bool IsWritten(uint64_t offset, uint64_t bytes) const { return offset + bytes <= written_end_; }
-  // Whether Take(bytes) would give a place below that.
-  bool HasWritten(uint64_t bytes) const;
   // The file is another one, of which nothing is in use.
   void Forget();
   uint64_t bytes_in_use() const { return bytes_in_use_; }

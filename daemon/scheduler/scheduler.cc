@@ -305,15 +305,18 @@ bool Scheduler::ailing() const {
   });
 }
 
-// Whether a buffer is to be had or may become so. Slow I/O counts, and for a while the probe of a path that has not
-// failed; that of one that has does not.
+// Whether a buffer is to be had or may become so. Slow I/O counts, until its path has hung for too long, and for a
+// while the probe of a path that has not failed; that of one that has does not.
 bool Scheduler::CanMove() const {
-  const bool moves = std::any_of(paths_.begin(), paths_.end(), [this](const PathState& path) {
+  bool moves = false;
+  for (PathIndex i = 0; i < paths_.size() && !moves; ++i) {
+    const PathState& path = paths_[i];
     const PathHealth& health = path.health;
     const bool proves = health.unproven() && !health.disabled();
-    return path.reads > path.copies || path.writes > 0 ||
-           (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns);
-  });
+    moves = (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns) ||
+            (path.reads > path.copies && !IsLost(i, Direction::kRead)) ||
+            (path.writes > 0 && !IsLost(i, Direction::kWrite));
+  }
   // A TAKE needs no buffer but a path that is written to.
   if (taking_ > 0 && working_ == 0 && !moves) return false;
   if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;
@@ -342,7 +345,8 @@ const char* Scheduler::StateName(PathIndex index) const {
   using State = PathHealth::State;
   const State state = paths_[index].health.state();
   if (state != State::kHealthy || !IsHanging(index)) return Name(state);
-  return Name(model_.HangsForLong(index, now_ns_) ? State::kQuarantined : State::kSuspect);
+  const bool for_long = HangsForLong(index, Direction::kRead) || HangsForLong(index, Direction::kWrite);
+  return Name(for_long ? State::kQuarantined : State::kSuspect);
 }
 
 void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) const {

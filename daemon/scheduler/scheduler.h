@@ -539,6 +539,7 @@ class Scheduler {
   PathIndex ChooseFlushPath(const Block& block, uint64_t bytes);
   bool TakesWrites(PathIndex index, uint64_t bytes) const;
   bool HasRoom(PathIndex index, uint64_t bytes, const Session& session) const;
+  bool MayRewrite(const Block& block) const;
   bool MayQueue(PathIndex index, Direction direction) const;
   bool MayStart(PathIndex index, Direction direction, const Session& session) const;
   Session* Reader(PathIndex path);
@@ -556,6 +557,18 @@ class Scheduler {
   void StartProbes();
   int64_t NextProbe() const;
   bool IsHanging(PathIndex path) const { return model_.IsHanging(path, now_ns_); }
+  // Of that direction which has not moved for longer.
+  int64_t HungNs(PathIndex path) const {
+    return std::max(model_.HungNs(path, Direction::kRead, now_ns_), model_.HungNs(path, Direction::kWrite, now_ns_));
+  }
+  // For so long that it is not to be trusted when it moves again.
+  bool HangsForLong(PathIndex path, Direction direction) const {
+    return model_.HungNs(path, direction, now_ns_) >= PathModel::kLongHangNs;
+  }
+  // For so long that nobody waits for it any more.
+  bool IsLost(PathIndex path, Direction direction) const {
+    return options_.hang_timeout_ns > 0 && model_.HungNs(path, direction, now_ns_) >= options_.hang_timeout_ns;
+  }
   uint32_t Coming() const;
   const char* StateName(PathIndex index) const;
 

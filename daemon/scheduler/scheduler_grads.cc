@@ -185,8 +185,7 @@ void Scheduler::LeaveLone(Block& block) {
 // the path does not take it now and the state is here, too: false, and the block goes as a whole.
 bool Scheduler::FlushGradient(Block& block) {
   if (!(block.nonzero & kPartGradient) || block.extent.path == kNone || IsInOldFile(block)) return false;
-  const Session& session = *block.owner->session;
-  if (!HasRoom(block.extent.path, 0, session) || !MayStart(block.extent.path, Direction::kWrite, session)) return false;
+  if (!MayRewrite(block) || !MayStart(block.extent.path, Direction::kWrite, *block.owner->session)) return false;
   StartWrite(block, block.extent, kPartGradient);
   return true;
 }
@@ -199,7 +198,7 @@ void Scheduler::PumpGradients() {
     while (!path.lone_grads.empty() && !IsHanging(i)) {
       Block& block = path.lone_grads.front();
       const bool left = IsInOldFile(block);
-      if (HasRoom(i, 0, *block.owner->session) && !left) {
+      if (!left && MayRewrite(block)) {
         if (path.writes >= model_.QueueBlocks(i, Direction::kWrite)) break;
         StartWrite(block, block.extent, kPartGradient);
       } else {

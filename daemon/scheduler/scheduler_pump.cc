@@ -122,15 +122,27 @@ void Scheduler::PumpFlushes() {
 
 // Whether anything is written there, and so many bytes more may be.
 bool Scheduler::TakesWrites(PathIndex index, uint64_t bytes) const {
-  if (IsHanging(index) || !paths_[index].health.MayRewrite()) return false;
+  if (IsHanging(index) || paths_[index].health.rewrite_end() == 0) return false;
   const uint64_t capacity = model_.path(index).capacity_bytes;
   return capacity == 0 || paths_[index].extent_bytes + bytes <= capacity;
 }
 
-// For a new extent of the session; `bytes` 0: for one that there is.
+// For a new extent of the session.
 bool Scheduler::HasRoom(PathIndex index, uint64_t bytes, const Session& session) const {
   if (!TakesWrites(index, bytes) || session.files[index] == kNone) return false;
-  return bytes == 0 || paths_[index].health.MayWrite() || session.extents[index].HasWritten(bytes);
+  const PathHealth& health = paths_[index].health;
+  if (health.MayWrite()) return true;
+  const ExtentMap& extents = session.extents[index];
+  const uint64_t offset = extents.Next(bytes);
+  const uint64_t end = options_.extents_offset_bytes + offset + bytes;
+  return end <= (extents.IsWritten(offset, bytes) ? health.rewrite_end() : health.write_end());
+}
+
+// Whether the block's extent may be written again, where it is.
+bool Scheduler::MayRewrite(const Block& block) const {
+  const Extent& extent = block.extent;
+  const uint64_t end = options_.extents_offset_bytes + extent.offset + extent.bytes;
+  return TakesWrites(extent.path, 0) && end <= paths_[extent.path].health.rewrite_end();
 }
 
 // A block of a session that has a path's turn: others' may have to wait for its end.
@@ -474,7 +486,7 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   transfers_.erase(it);
   const Transfer& transfer = in_flight.transfer;
   paths_[transfer.path].turn.Ended(in_flight.turn, transfer.direction);
-  if (model_.HangsForLong(transfer.path, now_ns)) paths_[transfer.path].health.Returned(now_ns);
+  if (HangsForLong(transfer.path, transfer.direction)) paths_[transfer.path].health.Returned(now_ns);
   if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
   if (in_flight.pin != nullptr) {
     if (trace_.on()) {
@@ -610,19 +622,23 @@ Failure Scheduler::HasHung(PathIndex path, int64_t hung_ns, const Block& block) 
 }
 
 // What waits for a path that has hung for too long. Blocks that the path has stay with it until it lets go of them.
+// Reads that move while writes hang are waited for, as long as there is room for one in flight.
 void Scheduler::FailHung() {
-  if (options_.hang_timeout_ns == 0) return;
   for (PathIndex path = 0; path < paths_.size(); ++path) {
-    const int64_t hung_ns = model_.HungNs(path, now_ns_);
-    if (hung_ns < options_.hang_timeout_ns) continue;
+    const bool reads = IsLost(path, Direction::kRead);
+    if (!reads && !IsLost(path, Direction::kWrite)) continue;
+    const bool none_begins = paths_[path].reads == 0 && !MayQueue(path, Direction::kRead);
+    const int64_t hung_ns = HungNs(path);
     std::map<Op*, const Block*> waiting;
     for (const auto& [id, in_flight] : transfers_) {
+      const Transfer& transfer = in_flight.transfer;
       const Block* const block = in_flight.block;  // nullptr: a copy, which only its checkpoint waits for
-      if (in_flight.transfer.path != path || block == nullptr) continue;
+      if (transfer.path != path || block == nullptr || !IsLost(path, transfer.direction)) continue;
       if (block->want != nullptr) waiting.emplace(block->want, block);
       if (block->flush_for != nullptr) waiting.emplace(block->flush_for, block);
     }
     for (const Session* session : all_sessions_) {
+      if (!reads && !none_begins) break;
       for (const Block& block : session->pending[path]) waiting.emplace(block.want, &block);
     }
     for (const auto& [op, block] : waiting) {

@@ -624,7 +624,7 @@ void Scheduler::FailHungTakes() {
     if (now_ns_ - save->moved_ns < options_.no_path_timeout_ns) continue;
     const Block* const block = WaitsForTake(*save->session);
     for (PathIndex path = 0; path < paths_.size() && block != nullptr; ++path) {
-      const int64_t hung_ns = model_.HungNs(path, now_ns_);
+      const int64_t hung_ns = HungNs(path);
       if (hung_ns == 0 || hung_ns < options_.no_path_timeout_ns) continue;
       Break(*save, HasHung(path, hung_ns, *block));
       break;

@@ -219,7 +219,7 @@ class BlockTier : private SchedulerActions {
   void Need(uint64_t bytes) { staging_.resize(std::max<size_t>(staging_.size(), bytes)); }
   FileId MakeFile(const FileOwner& owner) {
     const FileId file = Taken(path_->CreateFile(owner));
-    REQUIRE(path_->Reserve(file, kFileBytes).ok());
+    REQUIRE(path_->Reserve(file, kFileBytes, /*unused=*/true).ok());
     return file;
   }
   static mlpo_submission StateOf(SubgroupId id, uint16_t op, uint64_t first, uint64_t count) {

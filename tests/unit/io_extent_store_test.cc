@@ -275,6 +275,9 @@ TEST_CASE("ExtentStore.AFileOnAPathThatHangsGoesLater") {
   CHECK_FALSE(paths.HasFile(1));
   paths.LetGo(0);
   CHECK_FALSE(paths.HasFile(0));
+  // Nobody would remove what a path that is well again were given now.
+  CHECK(store->AddMissing(paths.all()).empty());
+  CHECK_FALSE((paths.HasFile(0) || paths.HasFile(1)));
 }
 
 }  // namespace

@@ -2,12 +2,15 @@
 #include <fcntl.h>
 #include <sys/inotify.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -147,6 +150,44 @@ TEST_CASE("Path.NoSpaceIsRefusedWithTheFiguresAndTakesNothing") {
   CHECK(path->Reserve(*file, 4 << 20).ok());
 }
 
+// More may be in a file than was reserved in it: what has no place elsewhere. A reservation that fails leaves that
+// there.
+TEST_CASE("C11_Path.AReservationThatFailsCutsNothing") {
+  constexpr size_t kPage = 4096;
+  constexpr off_t kBeyond = 4 << 20;
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  Result<FileId> other = path->CreateFile({1000, "job", 4, 7});
+  REQUIRE((file.ok() && other.ok()));
+  REQUIRE(path->Reserve(*file, 1 << 20, /*unused=*/true).ok());
+  const int fd = path->descriptor(*file);
+  const std::unique_ptr<std::byte[], void (*)(void*)> page(static_cast<std::byte*>(std::aligned_alloc(kPage, kPage)),
+                                                           std::free);
+  std::memset(page.get(), 7, kPage);
+  REQUIRE(::pwrite(fd, page.get(), kPage, kBeyond) == kPage);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const rlimit lowered{8 << 20, old.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &lowered) == 0);
+  const Status refused = path->Reserve(*file, 16 << 20);
+  const Status unused = path->Reserve(*other, 16 << 20, /*unused=*/true);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+  std::signal(SIGXFSZ, old_handler);
+  CHECK(refused.code() == -EFBIG);
+  CHECK(unused.code() == -EFBIG);
+  std::memset(page.get(), 0, kPage);
+  REQUIRE(::pread(fd, page.get(), kPage, kBeyond) == kPage);
+  CHECK(std::all_of(page.get(), page.get() + kPage, [](std::byte byte) { return byte == std::byte{7}; }));
+  struct stat st {};
+  REQUIRE(::fstat(path->descriptor(*other), &st) == 0);
+  CHECK(st.st_size == 4096);
+  REQUIRE(path->Reserve(*file, 2 << 20).ok());  // nor does one that succeeds
+  REQUIRE(::fstat(fd, &st) == 0);
+  CHECK(st.st_size == kBeyond + static_cast<off_t>(kPage));
+}
+
 // ext2 has no fallocate: what is promised counts as used until it is written, and then only once.
 TEST_CASE("Path.WithoutFallocateSpaceIsPromisedOnce") {
   LoopFileSystem loop("ext2", 512, 64);
@@ -165,7 +206,7 @@ TEST_CASE("Path.WithoutFallocateSpaceIsPromisedOnce") {
   constexpr uint64_t kPromised = 16 << 20;
   const uint64_t free_before = path->AvailableBytes();
   REQUIRE(free_before > 2 * kPromised);
-  REQUIRE(path->Reserve(*file, kPromised).ok());
+  REQUIRE(path->Reserve(*file, kPromised, /*unused=*/true).ok());
   struct stat st {};
   REQUIRE(::fstat(fd, &st) == 0);
   CHECK(st.st_size == 4096 + static_cast<off_t>(kPromised));
@@ -181,6 +222,10 @@ TEST_CASE("Path.WithoutFallocateSpaceIsPromisedOnce") {
   for (int i = 0; i < 8; ++i) REQUIRE(::pwrite(fd, page.get(), 1 << 20, 4096 + (i << 20)) == 1 << 20);
   REQUIRE(::fsync(fd) == 0);
   CHECK(near(path->AvailableBytes(), free_before - kPromised));  // written: used, no longer promised
+  REQUIRE(::pwrite(fd, page.get(), 1 << 20, 40 << 20) == 1 << 20);
+  REQUIRE(path->Reserve(*file, kPromised + (1 << 20)).ok());
+  REQUIRE(::fstat(fd, &st) == 0);
+  CHECK(st.st_size == 41 << 20);  // what was written beyond it is not cut
 }
 
 TEST_CASE("Path.RemoveFileLeavesNothingAndNumbersAreNotReused") {

@@ -32,22 +32,23 @@ TEST_CASE("PathHealth.EachFailureHasItsStateAndItsPause") {
     int error;
     const char* state;
     int64_t pause_s;
-    bool may_rewrite;
+    uint64_t rewrite_end;
   };
-  for (const Case& c : {Case{EIO, "suspect", 1, false}, Case{ENODEV, "suspect", 1, false},
-                        Case{ESTALE, "suspect", 1, false}, Case{ENOSPC, "full", 1, true}, Case{EDQUOT, "full", 1, true},
-                        Case{EFBIG, "full", 1, true}, Case{EROFS, "read_only", 5, false}}) {
+  constexpr uint64_t kAnywhere = PathHealth::kAnywhere;
+  for (const Case& c : {Case{EIO, "suspect", 1, 0}, Case{ENODEV, "suspect", 1, 0}, Case{ESTALE, "suspect", 1, 0},
+                        Case{ENOSPC, "full", 1, kAnywhere}, Case{EDQUOT, "full", 1, kAnywhere},
+                        Case{EFBIG, "full", 1, 4095}, Case{EROFS, "read_only", 5, 0}}) {
     CAPTURE(c.error);
     PathHealth health;
     CHECK(StateOf(health) == "healthy");
-    CHECK((health.MayWrite() && health.MayRewrite() && !health.ailing()));
+    CHECK((health.MayWrite() && health.rewrite_end() == PathHealth::kAnywhere && !health.ailing()));
     CHECK(health.probe_ns() == PathHealth::kNever);
     health.WriteFailed(c.error, 4096, false, 100 * kSecond);
     CHECK(StateOf(health) == c.state);
     CHECK(health.error() == c.error);
     CHECK(health.since_ns() == 100 * kSecond);
     CHECK_FALSE(health.MayWrite());
-    CHECK(health.MayRewrite() == c.may_rewrite);
+    CHECK(health.rewrite_end() == c.rewrite_end);
     CHECK_FALSE(health.unreadable());
     CHECK(health.probe_ns() == (100 + c.pause_s) * kSecond);
     Probe(health, 0);
@@ -110,7 +111,7 @@ TEST_CASE("PathHealth.TransfersThatFailTogetherAreOneFailure") {
 TEST_CASE("PathHealth.WhatCannotBeReadIsUnreadableUntilAProbeIsGood") {
   PathHealth health;
   health.ReadFailed(EIO, 0);
-  CHECK((health.unreadable() && !health.MayWrite() && !health.MayRewrite()));
+  CHECK((health.unreadable() && !health.MayWrite() && health.rewrite_end() == 0));
   CHECK(StateOf(health) == "suspect");
   Probe(health, ENOSPC);  // that there is no room either does not make it readable
   CHECK((health.unreadable() && StateOf(health) == "suspect"));
@@ -137,15 +138,39 @@ TEST_CASE("PathHealth.AProbeSaysWhatIsWrongNow") {
 TEST_CASE("PathHealth.AFullPathIsRewrittenUntilThatFailsToo") {
   PathHealth health;
   health.WriteFailed(ENOSPC, 8192, false, 0);
-  CHECK(health.MayRewrite());
+  CHECK((health.write_end() == 0 && health.rewrite_end() == PathHealth::kAnywhere));
   health.WriteFailed(ENOSPC, 4096, true, 1);
-  CHECK_FALSE(health.MayRewrite());
+  CHECK(health.rewrite_end() == 0);
   CHECK(StateOf(health) == "full");
   Probe(health, ENOSPC);
-  CHECK_FALSE(health.MayRewrite());
+  CHECK(health.rewrite_end() == 0);
   Probe(health, 0);
   health.WriteFailed(ENOSPC, 8192, false, 10 * kSecond);
-  CHECK(health.MayRewrite());
+  CHECK(health.rewrite_end() == PathHealth::kAnywhere);
+}
+
+// A limit of a file's length says nothing of what ends before it.
+TEST_CASE("PathHealth.WhereFilesMayNotBeSoLongTheirBeginningIsWritten") {
+  PathHealth health;
+  CHECK(health.write_end() == PathHealth::kAnywhere);
+  health.WriteFailed(EFBIG, 9000, false, 0);
+  CHECK((health.write_end() == 8999 && health.rewrite_end() == 8999));
+  health.WriteFailed(EFBIG, 5000, true, 1);
+  health.WriteFailed(EFBIG, 7000, true, 2);
+  CHECK((health.write_end() == 4999 && health.rewrite_end() == 4999));
+  Probe(health, EFBIG);
+  CHECK((health.write_end() == 4999 && health.rewrite_end() == 4999));
+  health.WriteFailed(ENOSPC, 4000, false, 3 * kSecond);  // nor is there room
+  CHECK((health.write_end() == 0 && health.rewrite_end() == 4999));
+  health.WriteFailed(EDQUOT, 4000, true, 3 * kSecond);
+  CHECK((health.write_end() == 0 && health.rewrite_end() == 0));
+  Probe(health, 0);
+  CHECK((health.write_end() == PathHealth::kAnywhere && health.rewrite_end() == PathHealth::kAnywhere));
+  // Where the limit is said by a probe alone, nobody knows where it is.
+  health.WriteFailed(EIO, 4096, false, 10 * kSecond);
+  Probe(health, EFBIG);
+  CHECK(StateOf(health) == "full");
+  CHECK((health.write_end() == 0 && health.rewrite_end() == PathHealth::kAnywhere));
 }
 
 TEST_CASE("PathHealth.TheProbeEndsWhereTheFirstWriteDidNotFit") {
@@ -181,7 +206,7 @@ TEST_CASE("PathHealth.DisabledGoesOverAllAndEnablingProbes") {
     if (before != 0) health.WriteFailed(before, 4096, false, 0);
     health.Disable(kSecond);
     CHECK(StateOf(health) == "disabled");
-    CHECK((!health.MayWrite() && !health.MayRewrite() && !health.ailing()));
+    CHECK((!health.MayWrite() && health.write_end() == 0 && health.rewrite_end() == 0 && !health.ailing()));
     CHECK(health.probe_ns() == PathHealth::kNever);
     health.ReadFailed(EIO, 2 * kSecond);  // it is still read
     CHECK(StateOf(health) == "disabled");
@@ -273,6 +298,8 @@ TEST_CASE("PathHealth.RandomWalk") {
       REQUIRE((StateOf(health) == "disabled") == disabled);
       REQUIRE((StateOf(health) == "healthy") == (well && !disabled));
       REQUIRE((health.error() == 0 || !well));
+      REQUIRE(health.write_end() <= health.rewrite_end());
+      if (StateOf(health) != "healthy" && StateOf(health) != "full") REQUIRE(health.rewrite_end() == 0);
     }
   }
 }

@@ -22,7 +22,8 @@ class Bitmap {
   }
   void Give(uint64_t at, uint64_t units) { std::fill_n(used_.begin() + static_cast<std::ptrdiff_t>(at), units, false); }
   void Wrote(uint64_t at, uint64_t units) { written_ = std::max(written_, at + units); }
-  bool HasWritten(uint64_t units) const { return Find(units) + units <= written_; }
+  uint64_t Next(uint64_t units) const { return Find(units); }
+  bool IsWritten(uint64_t at, uint64_t units) const { return at + units <= written_; }
   uint64_t in_use() const { return static_cast<uint64_t>(std::count(used_.begin(), used_.end(), true)); }
 
  private:
@@ -50,7 +51,9 @@ TEST_CASE("ExtentMap.IsABitmap") {
     std::vector<std::pair<uint64_t, uint64_t>> taken;
     for (int i = 0; i < 300; ++i) {
       const uint64_t units = 1 + random() % 4;
-      REQUIRE(map.HasWritten(units) == bitmap.HasWritten(units));
+      const uint64_t next = map.Next(units);
+      REQUIRE(next == bitmap.Next(units));
+      REQUIRE(map.IsWritten(next, units) == bitmap.IsWritten(next, units));
       if (taken.empty() || random() % 2 == 0) {
         const uint64_t at = map.Take(units);
         REQUIRE(at == bitmap.Take(units));
@@ -73,17 +76,18 @@ TEST_CASE("ExtentMap.IsABitmap") {
 
 TEST_CASE("ExtentMap.WhatWasWrittenCanBeWrittenAgain") {
   ExtentMap map;
-  CHECK_FALSE(map.HasWritten(1));
+  const auto next_is_written = [&](uint64_t bytes) { return map.IsWritten(map.Next(bytes), bytes); };
+  CHECK_FALSE(next_is_written(1));
   const uint64_t first = map.Take(10), second = map.Take(10);
   map.Wrote(second, 10);
-  CHECK_FALSE(map.HasWritten(10));  // all of it is in use
+  CHECK_FALSE(next_is_written(10));  // all of it is in use
   map.Give(first, 10);
-  CHECK(map.HasWritten(10));
-  CHECK_FALSE(map.HasWritten(11));
+  CHECK(next_is_written(10));
+  CHECK_FALSE(next_is_written(11));
   map.Give(second, 10);
-  CHECK(map.HasWritten(20));  // also beyond the last extent in use
-  CHECK_FALSE(map.HasWritten(21));
+  CHECK(next_is_written(20));  // also beyond the last extent in use
+  CHECK_FALSE(next_is_written(21));
   map.Forget();
-  CHECK_FALSE(map.HasWritten(1));
+  CHECK_FALSE(next_is_written(1));
   CHECK(map.Take(5) == 0);
 }

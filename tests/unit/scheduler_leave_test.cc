@@ -161,10 +161,14 @@ TEST_CASE("Evacuation.OfObjects") {
 TEST_CASE("Evacuation.OfKeptGradients") {
   SubgroupSpec spec;
   spec.kept_as = MLPO_BFLOAT16;
-  const uint64_t cut = Scheduler::BlockElements(spec, kBlock);
+  const uint64_t block = 4 * kBlock;  // one of kBlock has no room for a gradient
+  const uint64_t cut = Scheduler::BlockElements(spec, block);
+  REQUIRE(cut > 0);
   for (const uint32_t buffers : {3u, 20u}) {
     CAPTURE(buffers);
-    FakeTier tier = MakeTier(buffers, 2);
+    Scheduler::Options options = MakeOptions(buffers, 2);
+    options.block_elements = block;
+    FakeTier tier(options, std::vector<FakeTier::PathSpeed>(2));
     tier.AddSubgroup(1, 1, {30 * cut}, MLPO_BFLOAT16);
     tier.WriteState(1, 1, MLPO_PART_STATE);
     tier.RunUntilQuiet();
