@@ -12,10 +12,16 @@
 
 namespace mlpo::test {
 
+// $TMPDIR, else /tmp.
+inline std::string TemporaryFolder() {
+  const char* given = std::getenv("TMPDIR");
+  return given != nullptr && *given != 0 ? given : "/tmp";
+}
+
 // A new folder under `parent`, removed with everything in it.
 class ScratchFolder {
  public:
-  explicit ScratchFolder(const std::string& parent = "/tmp") {
+  explicit ScratchFolder(const std::string& parent = TemporaryFolder()) {
     std::string name = parent + "/mlpo-io-test-XXXXXX";
     if (::mkdtemp(name.data()) == nullptr) {
       std::perror(name.c_str());

@@ -1,0 +1,13 @@
+# Storage that fails under a daemon that trains: all of it by tests/stress/faults, a little in every run of the tests.
+add_library(mlpo_storage_fault STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/storage_fault.cc)
+target_link_libraries(mlpo_storage_fault PUBLIC mlpo_fault_fs)
+add_library(mlpo_long_run STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/long_run.cc)
+target_include_directories(mlpo_long_run PUBLIC ${PROJECT_SOURCE_DIR})
+target_compile_definitions(mlpo_long_run PRIVATE MLPO_SOURCE_FOLDER="${PROJECT_SOURCE_DIR}")
+target_link_libraries(mlpo_long_run PUBLIC nlohmann_json::nlohmann_json)
+add_executable(fault_matrix ${CMAKE_CURRENT_SOURCE_DIR}/stress/fault_matrix.cc)
+target_link_libraries(fault_matrix PRIVATE mlpo_storage_fault mlpo_long_run mlpo_daemon_process mlpo_client_static
+                                           mlpo_adam nlohmann_json::nlohmann_json)
+# Flipped bits are noticed once blocks have checksums.
+add_test(NAME fault_matrix COMMAND fault_matrix --short --without fuse_flip_read --without fuse_flip_write)
+set_tests_properties(fault_matrix PROPERTIES TIMEOUT 900 SKIP_RETURN_CODE 77 LABELS stress)

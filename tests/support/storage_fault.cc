@@ -1,0 +1,200 @@
+#include "tests/support/storage_fault.h"
+
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+
+#include "tests/support/fault_fs.h"
+#include "tests/unit/io_scratch.h"
+
+namespace mlpo::test {
+namespace {
+
+[[noreturn]] void Throw(const std::string& what) {
+  const int error = errno;
+  throw std::runtime_error(what + ": " + std::strerror(error));
+}
+
+// The errno of a small synced write to a new file in the folder; 0 if it works.
+int WriteError(const std::string& folder) {
+  const std::string name = folder + "/probe";
+  const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return errno;
+  const char page[4096] = {};
+  int error = ::write(fd, page, sizeof page) == static_cast<ssize_t>(sizeof page) ? 0 : errno;
+  if (error == 0 && ::fsync(fd) != 0) error = errno;
+  ::close(fd);
+  if (::unlink(name.c_str()) != 0 && error == 0) error = errno;
+  return error;
+}
+
+// ---- On loop devices: root ----
+
+class LoopFault : public StorageFault {
+ protected:
+  LoopFault(const std::string& type, int megabytes, const std::string& options = "")
+      : loop_(type, 512, megabytes, options) {
+    reason_ = loop_.reason();
+    if (loop_.ok()) directory_ = loop_.point();
+  }
+  bool Repair() override { return false; }
+  LoopFileSystem loop_;
+};
+
+// Every call fails with EIO, as after an error in XFS's log.
+class XfsShutdown : public LoopFault {
+ public:
+  XfsShutdown() : LoopFault("xfs", 512) {}
+  void Arm() override {
+    const int fd = ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    uint32_t no_log_flush = 2;
+    const bool down = fd >= 0 && ::ioctl(fd, _IOR('X', 125, uint32_t), &no_log_flush) == 0;  // XFS_IOC_GOINGDOWN
+    if (!down) Throw("shutting XFS down");
+    ::close(fd);
+  }
+  bool Struck() override { return WriteError(directory_) == EIO; }
+};
+
+// Most of the device is gone: reads fail; what is written later goes to a file that grows again, with holes.
+class LoopCut : public LoopFault {
+ public:
+  LoopCut() : LoopFault("ext4", 96) {}
+  void Arm() override {
+    if (::truncate(loop_.image().c_str(), kLeft) != 0) Throw("cutting the image");
+  }
+  bool Struck() override {
+    const int fd = ::open(loop_.device().c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
+    alignas(4096) char page[4096];
+    // Far behind what is written again.
+    const bool failed = fd >= 0 && ::pread(fd, page, sizeof page, (96 << 20) - 4096) < 0;
+    if (fd >= 0) ::close(fd);
+    return failed || std::filesystem::file_size(loop_.image()) > kLeft;
+  }
+
+ private:
+  static constexpr off_t kLeft = 4 << 20;
+};
+
+// Another file takes all space that is left.
+class Ext4Full : public LoopFault {
+ public:
+  Ext4Full() : LoopFault("ext4", 64) {}
+  void Arm() override {
+    const int fd = ::open(Ballast().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0) Throw("making the ballast");
+    static const char chunk[1 << 16] = {};
+    size_t bytes = sizeof chunk;
+    while (bytes >= 4096) {
+      if (::write(fd, chunk, bytes) > 0) continue;
+      if (errno != ENOSPC) Throw("writing the ballast");
+      bytes /= 2;
+    }
+    const bool synced = ::fsync(fd) == 0 || errno == ENOSPC;
+    ::close(fd);
+    if (!synced) Throw("syncing the ballast");
+  }
+  bool Struck() override {
+    struct statvfs st;
+    return ::statvfs(directory_.c_str(), &st) == 0 && st.f_bfree < 16;
+  }
+  bool Repair() override { return ::unlink(Ballast().c_str()) == 0; }
+
+ private:
+  std::string Ballast() const { return directory_ + "/ballast"; }
+};
+
+// An error in the file system, after which it takes no writes.
+class Ext4ReadOnly : public LoopFault {
+ public:
+  Ext4ReadOnly() : LoopFault("ext4", 96, "errors=remount-ro") {
+    if (reason_.empty() && ::access(Trigger().c_str(), W_OK) != 0) reason_ = "this kernel has no " + Trigger();
+  }
+  void Arm() override {
+    std::ofstream trigger(Trigger());
+    trigger << "1" << std::flush;
+    if (!trigger) Throw("writing " + Trigger());
+  }
+  bool Struck() override { return WriteError(directory_) == EROFS; }
+
+ private:
+  std::string Trigger() const {
+    return "/sys/fs/ext4/" + std::filesystem::path(loop_.device()).filename().string() + "/trigger_fs_error";
+  }
+};
+
+// ---- By faultfs: root or fusermount3 ----
+
+class FuseFault : public StorageFault {
+ public:
+  // `op`: whose counter shows that it struck.
+  FuseFault(std::string op, std::string rule) : op_(std::move(op)), rule_(std::move(rule)) {
+    reason_ = fs_.reason();
+    if (fs_.ok()) directory_ = fs_.point();
+  }
+  void Arm() override {
+    before_ = fs_.Of(op_).acted;
+    fs_.Rule(rule_);
+  }
+  bool Struck() override { return fs_.Of(op_).acted > before_; }
+  bool Repair() override {
+    fs_.Clear();
+    return rule_.find("flip") == std::string::npos || op_ == "read";  // what was written wrong stays wrong
+  }
+  bool Hangs() const override { return rule_.find("hang") != std::string::npos; }
+
+ private:
+  const std::string op_, rule_;
+  FaultFs fs_;
+  uint64_t before_ = 0;
+};
+
+using Made = std::unique_ptr<StorageFault>;
+
+// Only what sessions write: locks and records are small and written at other times.
+Made Fuse(const char* op, const std::string& rule) {
+  return std::make_unique<FuseFault>(op, std::string(op) + " " + rule + " name=/state");
+}
+
+}  // namespace
+
+const std::vector<FaultKind>& FaultKinds() {
+  static const std::vector<FaultKind> kinds = {
+      {"fuse_write_eio", Harm::kNone, true, [](uint64_t) { return Fuse("write", "error 5"); }, ""},
+      {"fuse_read_eio", Harm::kMustLose, true, [](uint64_t) { return Fuse("read", "error 5"); }, ""},
+      {"fuse_edquot", Harm::kNone, true, [](uint64_t) { return Fuse("write", "error 122"); }, ""},
+      {"fuse_short_write", Harm::kNone, true, [](uint64_t) { return Fuse("write", "short 8192"); }, ""},
+      {"fuse_short_read", Harm::kNone, true, [](uint64_t) { return Fuse("read", "short 8192"); }, ""},
+      {"fuse_delay_write", Harm::kNone, true, [](uint64_t) { return Fuse("write", "delay 50"); }, ""},
+      {"fuse_delay_read", Harm::kNone, true, [](uint64_t) { return Fuse("read", "delay 50"); }, ""},
+      {"fuse_hang_write", Harm::kNone, true, [](uint64_t) { return Fuse("write", "hang"); }, ""},
+      {"fuse_hang_read", Harm::kNone, true, [](uint64_t) { return Fuse("read", "hang"); }, ""},
+      // A block that is read wrong once is right when it is read again.
+      {"fuse_flip_read", Harm::kNone, true,
+       [](uint64_t seed) { return Fuse("read", "flip " + std::to_string(seed) + " times=1"); }, ""},
+      {"fuse_flip_write", Harm::kMustNotice, true,
+       [](uint64_t seed) { return Fuse("write", "flip " + std::to_string(seed)); }, ""},
+      {"ext4_full", Harm::kNone, true, [](uint64_t) -> Made { return std::make_unique<Ext4Full>(); }, ""},
+      {"ext4_readonly", Harm::kNone, false, [](uint64_t) -> Made { return std::make_unique<Ext4ReadOnly>(); }, ""},
+      {"xfs_shutdown", Harm::kMustLose, false, [](uint64_t) -> Made { return std::make_unique<XfsShutdown>(); }, ""},
+      {"loop_cut", Harm::kMayLose, false, [](uint64_t) -> Made { return std::make_unique<LoopCut>(); }, ""},
+      {"nfs_hang", Harm::kNone, false, nullptr, "an NFS server is not to be had here"},
+      {"kernel_quota", Harm::kNone, false, nullptr, "kernel quotas are not to be had here"},
+  };
+  return kinds;
+}
+
+const FaultKind* FindFault(std::string_view name) {
+  for (const FaultKind& kind : FaultKinds()) {
+    if (kind.name == name) return &kind;
+  }
+  return nullptr;
+}
+
+}  // namespace mlpo::test
