@@ -63,9 +63,11 @@ void SessionServer::OnAcceptable() {
       continue;
     }
     Result<Peer> peer = PeerOf(socket.get());
-    if (!peer.ok()) continue;  // it has gone already
+    Result<UniqueFd> process = PeerPidfd(socket.get());
+    if (!peer.ok() || !process.ok()) continue;  // it has gone already
     const SessionId id = next_session_++;
-    auto connection = std::make_shared<ClientConnection>(this, io_, std::move(socket), std::move(*peer), id);
+    auto connection =
+        std::make_shared<ClientConnection>(this, io_, std::move(socket), std::move(*peer), std::move(*process), id);
     connections_[id] = connection;
     connection->Start();
   }
