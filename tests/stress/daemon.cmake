@@ -14,6 +14,8 @@ endfunction()
 
 mlpo_daemon_test(kill_clients stress/kill_clients.cc)
 mlpo_daemon_test(hostile_handshake stress/hostile_handshake.cc)
+mlpo_daemon_test(hostile_process stress/hostile_process.cc)
+target_link_libraries(hostile_process PRIVATE mlpo_fault_fs)
 mlpo_daemon_test(hostile_ring stress/hostile_ring.cc)
 mlpo_daemon_test(multi_rank stress/multi_rank.cc)
 mlpo_daemon_test(random_operations stress/random_operations.cc)

@@ -2,7 +2,6 @@
 // with processes that are not what they seem. Only their own session ends, and nothing of it stays.
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -258,15 +257,7 @@ TEST_CASE("Hostile.PidfdOfAnotherProcessOrNone") {
   DaemonProcess daemon;
   Witness witness(daemon);
   const uint64_t errors = witness.ProtocolErrors();
-  const bool from_kernel = [] {
-    int ends[2], pidfd = -1;
-    socklen_t bytes = sizeof pidfd;
-    REQUIRE(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
-    const bool has = ::getsockopt(ends[0], SOL_SOCKET, 77 /* SO_PEERPIDFD */, &pidfd, &bytes) == 0;
-    if (has) ::close(pidfd);
-    for (const int fd : ends) ::close(fd);
-    return has;
-  }();
+  const bool from_kernel = KernelGivesPidfd();
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
   const int other = OpenPidfd(daemon.pid());
