@@ -13,6 +13,7 @@ function(mlpo_daemon_test name source)
 endfunction()
 
 mlpo_daemon_test(kill_clients stress/kill_clients.cc)
+mlpo_daemon_test(churn_clients stress/churn_clients.cc)
 mlpo_daemon_test(hostile_handshake stress/hostile_handshake.cc)
 mlpo_daemon_test(hostile_process stress/hostile_process.cc)
 target_link_libraries(hostile_process PRIVATE mlpo_fault_fs)

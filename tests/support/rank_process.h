@@ -25,6 +25,7 @@ class RankProcess {
     int world_size = 1;
     int steps = 0;  // 0: for ever
     int seed = 1;
+    uint64_t arena_bytes = 0;  // 0: as it needs, at least 64 MiB
   };
   // Started, but it does not connect before Go().
   RankProcess(const std::string& socket, const Options& o) {
@@ -36,7 +37,8 @@ class RankProcess {
                                         std::to_string(o.rank),
                                         std::to_string(o.world_size),
                                         std::to_string(o.steps),
-                                        std::to_string(o.seed)};
+                                        std::to_string(o.seed),
+                                        std::to_string(o.arena_bytes)};
     std::vector<char*> argv;
     for (std::string& argument : command) argv.push_back(argument.data());
     argv.push_back(nullptr);

@@ -1,5 +1,5 @@
-// training_client SOCKET JOB RANK WORLD_SIZE STEPS SEED: one rank as a process of its own, for tests that stop or kill
-// it.
+// training_client SOCKET JOB RANK WORLD_SIZE STEPS SEED [ARENA_BYTES]: one rank as a process of its own, for tests that
+// stop or kill it. ARENA_BYTES: of its whole arena; 0, the default: it grows by 64 MiB at least.
 //
 // Waits for a byte (or the end) of its standard input, connects, registers two subgroups and trains them. STEPS > 0: so
 // many steps beside the scalar reference, then "equal" (exit code 0) or what differs (1). STEPS 0: for ever, without
@@ -52,7 +52,8 @@ void Say(const std::string& line) {
 }
 
 int Train(char** argv) {
-  Client client = Connect(argv[1], argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
+  const auto arena_bytes = static_cast<uint64_t>(argv[7] == nullptr ? 0 : std::atoll(argv[7]));
+  Client client = Connect(argv[1], argv[2], std::atoi(argv[3]), std::atoi(argv[4]), arena_bytes);
   Say("connected");
   const auto seed = static_cast<uint64_t>(std::atoll(argv[6]));
   std::vector<std::unique_ptr<ReferenceTrainer>> trainers;
@@ -80,7 +81,7 @@ int Train(char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 7) return 64;
+  if (argc != 7 && argc != 8) return 64;
   char go;
   (void)!::read(STDIN_FILENO, &go, 1);
   try {
