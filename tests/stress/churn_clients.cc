@@ -89,8 +89,13 @@ TEST_CASE("C24_ManyClientsComeAndGoBesideOneThatTrains") {
   for (int i = 0; i < clients; ++i)
     places.push_back(std::make_unique<Place>(daemon, i, 100 + static_cast<uint64_t>(i)));
   std::atomic<bool> stop{false};
+  std::string failure;
   std::thread survivor([&] {
-    while (!stop) step(&beside);
+    try {
+      while (!stop) step(&beside);
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
   });
   std::vector<double> sessions;
   const auto ends = Clock::now() + duration;
@@ -101,6 +106,7 @@ TEST_CASE("C24_ManyClientsComeAndGoBesideOneThatTrains") {
   }
   stop = true;
   survivor.join();
+  CHECK(failure == "");
   int kills = 0;
   for (const auto& place : places) {
     place->Stop();

@@ -11,3 +11,11 @@ target_link_libraries(fault_matrix PRIVATE mlpo_storage_fault mlpo_long_run mlpo
 # Flipped bits are noticed once blocks have checksums.
 add_test(NAME fault_matrix COMMAND fault_matrix --short --without fuse_flip_read --without fuse_flip_write)
 set_tests_properties(fault_matrix PROPERTIES TIMEOUT 900 SKIP_RETURN_CODE 77 LABELS stress)
+# Two segments, so that what comes back is compared once; an hour of it by tests/stress/soak.
+add_executable(soak ${CMAKE_CURRENT_SOURCE_DIR}/stress/soak.cc)
+target_link_libraries(soak PRIVATE mlpo_fault_fs mlpo_long_run mlpo_raw_session mlpo_daemon_process mlpo_client_static
+                                   mlpo_adam nlohmann_json::nlohmann_json)
+target_compile_definitions(soak PRIVATE MLPO_TRAINING_CLIENT="$<TARGET_FILE:training_client>")
+add_dependencies(soak training_client)
+add_test(NAME soak COMMAND soak --segments 2 --segment 4)
+set_tests_properties(soak PROPERTIES TIMEOUT 900 LABELS stress)
