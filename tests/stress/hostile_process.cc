@@ -270,7 +270,7 @@ TEST_CASE("C28_TwoProcessesOnOneSession") {
     const auto meddle = [&] {
       for (int i = 0; i < 200; ++i) {
         if (random() % 8 == 0) session.ShowTail(session.tail() + static_cast<uint32_t>(random() % 2));
-        session.Push(Submission(static_cast<uint16_t>(random() % 3 ? MLPO_OP_NOP : random() % 16)));
+        session.Push(Submission(static_cast<uint16_t>(random() % 3 ? uint64_t{MLPO_OP_NOP} : random() % 16)));
         if (random() % 50 == 0) session.SendBare(static_cast<uint16_t>(random() % 17), 1);
         (void)session.Reap(0);
       }
@@ -354,7 +354,7 @@ TEST_CASE("Hostile.DoorbellStorms") {
   RawSession session(daemon.socket(), SmallArena());
   REQUIRE(::fcntl(session.doorbell(), F_SETFL, 0) == 0);  // O_NONBLOCK is of the file, which the daemon shares
   const uint64_t full = ~uint64_t{0} - 1;
-  REQUIRE(::write(session.doorbell(), &full, sizeof full) == sizeof full);
+  REQUIRE(::write(session.doorbell(), &full, sizeof full) == static_cast<ssize_t>(sizeof full));
   CHECK(SecondsOf([&] { witness->Step(); }) < 10);
   std::atomic<bool> stop{false};
   std::thread storm([&] {

@@ -66,7 +66,7 @@ struct Job {
   bool endless = false;
 };
 
-// Like the daemon that is left behind when this program is killed: for the alarm's handler.
+// For the alarm's handler.
 pid_t daemon_pid = -1;
 
 void OnStuck(int) {

@@ -38,13 +38,15 @@ int WriteError(const std::string& folder) {
 // ---- On loop devices: root ----
 
 class LoopFault : public StorageFault {
+ public:
+  bool Repair() override { return false; }
+
  protected:
   LoopFault(const std::string& type, int megabytes, const std::string& options = "")
       : loop_(type, 512, megabytes, options) {
     reason_ = loop_.reason();
     if (loop_.ok()) directory_ = loop_.point();
   }
-  bool Repair() override { return false; }
   LoopFileSystem loop_;
 };
 
@@ -75,7 +77,7 @@ class LoopCut : public LoopFault {
     // Far behind what is written again.
     const bool failed = fd >= 0 && ::pread(fd, page, sizeof page, (96 << 20) - 4096) < 0;
     if (fd >= 0) ::close(fd);
-    return failed || std::filesystem::file_size(loop_.image()) > kLeft;
+    return failed || std::filesystem::file_size(loop_.image()) > static_cast<uintmax_t>(kLeft);
   }
 
  private:

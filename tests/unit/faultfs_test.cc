@@ -27,7 +27,7 @@ class DirectFile {
  public:
   explicit DirectFile(const std::string& path)
       : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT | O_CLOEXEC, 0600)),
-        memory_(static_cast<char*>(std::aligned_alloc(kPage, kBytes)), &std::free) {
+        memory_(static_cast<char*>(std::aligned_alloc(kPage, kBytes))) {
     REQUIRE(fd_ >= 0);
     Fill(7);
     REQUIRE(Write(kBytes) == static_cast<ssize_t>(kBytes));
@@ -49,8 +49,11 @@ class DirectFile {
   int fd() const { return fd_; }
 
  private:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
   const int fd_;
-  std::unique_ptr<char, decltype(&std::free)> memory_;
+  std::unique_ptr<char, Free> memory_;
 };
 
 bool Missing(const FaultFs& fs) {
@@ -173,7 +176,7 @@ TEST_CASE("FaultFs.EndsWithRequestsThatHang") {
     if (Missing(fs)) return;
     const auto file = std::make_shared<DirectFile>(fs.point() + "/state");
     fs.Rule("write hang");
-    hanging = std::async(std::launch::async, [file] { return file->Write(kPage) < 0 ? -errno : 0; });
+    hanging = std::async(std::launch::async, [file]() -> ssize_t { return file->Write(kPage) < 0 ? -errno : 0; });
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (fs.Of("write").hanging == 0 && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     CHECK(fs.Of("write").hanging == 1);
