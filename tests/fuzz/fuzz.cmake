@@ -28,3 +28,7 @@ mlpo_fuzz(configuration RUNS 3000 LIBS mlpo_config FILES ${PROJECT_SOURCE_DIR}/d
 mlpo_fuzz(control RUNS 2000 LIBS mlpo_control nlohmann_json::nlohmann_json Boost::headers)
 mlpo_fuzz(submissions RUNS 1000 LIBS mlpo_session mlpo_fake_tier)
 mlpo_fuzz(handshake RUNS 1000 LIBS mlpo_session Boost::headers)
+if(TARGET mlpo_checkpoint)
+  mlpo_fuzz(manifest RUNS 3000 LIBS mlpo_checkpoint PkgConfig::XXHASH nlohmann_json::nlohmann_json)
+  mlpo_fuzz(part_header RUNS 20000 LIBS mlpo_checkpoint PkgConfig::XXHASH)
+endif()
