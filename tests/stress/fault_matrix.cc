@@ -100,6 +100,7 @@ class Run {
     std::optional<std::string> failure;
     for (int i = 0; i < kArmed && !failure; ++i) failure = Step(/*arms=*/i == 0);
     const bool struck = struck_ || fault_->Struck();
+    if (fault_->Hangs()) fault_->Repair();  // a step may not have had to wait for it; reading the state would
     if (failure) {
       GoOnAfter(*failure);
     } else if (struck) {
@@ -111,7 +112,7 @@ class Run {
   int steps() const { return steps_; }
 
  private:
-  // One step; "" or the error with which its update failed. The fault comes up in the phase that is asked for.
+  // One step; nothing, or the error with which its update failed. The fault comes up in the phase that is asked for.
   std::optional<std::string> Step(bool arms) {
     if (arms && cell_.phase == "fetch") {
       AwaitRest();
@@ -225,7 +226,8 @@ class Run {
   }
 
   json FaultyPath() const {
-    for (const json& path : DaemonStatus(daemon_.socket()).at("paths")) {
+    const json status = DaemonStatus(daemon_.socket());
+    for (const json& path : status.at("paths")) {
       if (path.at("name") == "faulty") return path;
     }
     throw Wrong("status does not have the path");
@@ -236,9 +238,10 @@ class Run {
     json before;
     int same = 0;
     const bool rests = Eventually([&] {
+      const json status = DaemonStatus(daemon_.socket());
       json now = json::array();
       bool quiet = true;
-      for (const json& path : DaemonStatus(daemon_.socket()).at("paths")) {
+      for (const json& path : status.at("paths")) {
         quiet = quiet && path.at("in_flight") == 0;
         now.push_back({path.at("read_bytes"), path.at("written_bytes")});
       }
