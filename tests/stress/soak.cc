@@ -147,7 +147,10 @@ class Soak {
         break;
       case 4:
         if (fs_.ok() && fault_ends_ == Clock::time_point()) {
-          fs_.Rule(std::string(kFaults[Below(std::size(kFaults))]) + " name=/state");
+          // Of the blocks only: a session's file is made on every path, or the session is refused.
+          const std::string fault = kFaults[Below(std::size(kFaults))];
+          fs_.Rule(fault + " name=/state from=4096");
+          hangs_ = fault.find("hang") != std::string::npos;
           fault_ends_ = Clock::now() + std::chrono::milliseconds(100 + Below(3'000));
           ++counts_.faults;
         }
@@ -156,7 +159,7 @@ class Soak {
         Hostile();
         break;
       case 6:
-        Objects();
+        if (!hangs_) Objects();  // it waits, and what hangs is let go by this thread
         break;
       default:
         Ask();
@@ -211,6 +214,7 @@ class Soak {
     if (fault_ends_ == Clock::time_point() || (!now && Clock::now() < fault_ends_)) return;
     fs_.Clear();
     fault_ends_ = Clock::time_point();
+    hangs_ = false;
   }
 
   // One that breaks the protocol, or goes in the middle of something.
@@ -345,6 +349,7 @@ class Soak {
   std::vector<Job> jobs_;
   uint64_t names_ = 0;
   Clock::time_point fault_ends_;
+  bool hangs_ = false;
   Counts counts_;
   const Clock::time_point began_ = Clock::now();
   std::vector<std::pair<double, double>> resident_;  // minutes, bytes
