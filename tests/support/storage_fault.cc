@@ -58,8 +58,10 @@ class XfsShutdown : public LoopFault {
     const int fd = ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     uint32_t no_log_flush = 2;
     const bool down = fd >= 0 && ::ioctl(fd, _IOR('X', 125, uint32_t), &no_log_flush) == 0;  // XFS_IOC_GOINGDOWN
+    const int error = errno;
+    if (fd >= 0) ::close(fd);
+    errno = error;
     if (!down) Throw("shutting XFS down");
-    ::close(fd);
   }
   bool Struck() override { return WriteError(directory_) == EIO; }
 };
@@ -135,59 +137,72 @@ class Ext4ReadOnly : public LoopFault {
 
 class FuseFault : public StorageFault {
  public:
-  // `op`: whose counter shows that it struck.
-  FuseFault(std::string op, std::string rule) : op_(std::move(op)), rule_(std::move(rule)) {
+  // `op`: whose counter shows that it struck. `rules`: one a line.
+  FuseFault(std::string op, std::string rules) : op_(std::move(op)), rules_(std::move(rules)) {
     reason_ = fs_.reason();
     if (fs_.ok()) directory_ = fs_.point();
   }
   void Arm() override {
     before_ = fs_.Of(op_).acted;
-    fs_.Rule(rule_);
+    fs_.Rule(rules_);
   }
   bool Struck() override { return fs_.Of(op_).acted > before_; }
   bool Repair() override {
     fs_.Clear();
-    return rule_.find("flip") == std::string::npos || op_ == "read";  // what was written wrong stays wrong
+    return rules_.find("flip") == std::string::npos || op_ == "read";  // what was written wrong stays wrong
   }
-  bool Hangs() const override { return rule_.find("hang") != std::string::npos; }
+  bool Hangs() const override { return rules_.find("hang") != std::string::npos; }
 
  private:
-  const std::string op_, rule_;
+  const std::string op_, rules_;
   FaultFs fs_;
   uint64_t before_ = 0;
 };
 
 using Made = std::unique_ptr<StorageFault>;
 
-// Only what sessions write: locks and records are small and written at other times.
-Made Fuse(const char* op, const std::string& rule) {
-  return std::make_unique<FuseFault>(op, std::string(op) + " " + rule + " name=/state");
+// Of blocks only, in working files and in parts of checkpoints: locks, records and headers are small and written at
+// other times.
+Made Fuse(const char* op, const std::string& action) {
+  const std::string rule = std::string(op) + " " + action;
+  return std::make_unique<FuseFault>(op, rule + " name=/state from=4096\n" + rule + " name=-0 from=4096");
 }
+
+// A part is synced, working files are not.
+Made FsyncFails() { return std::make_unique<FuseFault>("fsync", "fsync error 5 name=-0"); }
+
+std::string Flip(uint64_t seed) { return "flip " + std::to_string(seed); }
 
 }  // namespace
 
 const std::vector<FaultKind>& FaultKinds() {
+  using enum Harm;
   static const std::vector<FaultKind> kinds = {
-      {"fuse_write_eio", Harm::kNone, true, [](uint64_t) { return Fuse("write", "error 5"); }, ""},
-      {"fuse_read_eio", Harm::kMustLose, true, [](uint64_t) { return Fuse("read", "error 5"); }, ""},
-      {"fuse_edquot", Harm::kNone, true, [](uint64_t) { return Fuse("write", "error 122"); }, ""},
-      {"fuse_short_write", Harm::kNone, true, [](uint64_t) { return Fuse("write", "short 8192"); }, ""},
-      {"fuse_short_read", Harm::kNone, true, [](uint64_t) { return Fuse("read", "short 8192"); }, ""},
-      {"fuse_delay_write", Harm::kNone, true, [](uint64_t) { return Fuse("write", "delay 50"); }, ""},
-      {"fuse_delay_read", Harm::kNone, true, [](uint64_t) { return Fuse("read", "delay 50"); }, ""},
-      {"fuse_hang_write", Harm::kNone, true, [](uint64_t) { return Fuse("write", "hang"); }, ""},
-      {"fuse_hang_read", Harm::kNone, true, [](uint64_t) { return Fuse("read", "hang"); }, ""},
+      {"fuse_write_eio", "write", kNone, kMustLose, "", true, [](uint64_t) { return Fuse("write", "error 5"); }, ""},
+      {"fuse_read_eio", "read", kMustLose, kNone, "", true, [](uint64_t) { return Fuse("read", "error 5"); }, ""},
+      {"fuse_fsync_eio", "fsync", kNone, kMustLose, "", true, [](uint64_t) { return FsyncFails(); }, ""},
+      {"fuse_edquot", "write", kNone, kMustLose, "full", true, [](uint64_t) { return Fuse("write", "error 122"); }, ""},
+      {"fuse_short_write", "write", kNone, kNone, "", true, [](uint64_t) { return Fuse("write", "short 8192"); }, ""},
+      {"fuse_short_read", "read", kNone, kNone, "", true, [](uint64_t) { return Fuse("read", "short 8192"); }, ""},
+      {"fuse_delay_write", "write", kNone, kNone, "", true, [](uint64_t) { return Fuse("write", "delay 50"); }, ""},
+      {"fuse_delay_read", "read", kNone, kNone, "", true, [](uint64_t) { return Fuse("read", "delay 50"); }, ""},
+      {"fuse_hang_write", "write", kNone, kNone, "", true, [](uint64_t) { return Fuse("write", "hang"); }, ""},
+      {"fuse_hang_read", "read", kNone, kNone, "", true, [](uint64_t) { return Fuse("read", "hang"); }, ""},
       // A block that is read wrong once is right when it is read again.
-      {"fuse_flip_read", Harm::kNone, true,
-       [](uint64_t seed) { return Fuse("read", "flip " + std::to_string(seed) + " times=1"); }, ""},
-      {"fuse_flip_write", Harm::kMustNotice, true,
-       [](uint64_t seed) { return Fuse("write", "flip " + std::to_string(seed)); }, ""},
-      {"ext4_full", Harm::kNone, true, [](uint64_t) -> Made { return std::make_unique<Ext4Full>(); }, ""},
-      {"ext4_readonly", Harm::kNone, false, [](uint64_t) -> Made { return std::make_unique<Ext4ReadOnly>(); }, ""},
-      {"xfs_shutdown", Harm::kMustLose, false, [](uint64_t) -> Made { return std::make_unique<XfsShutdown>(); }, ""},
-      {"loop_cut", Harm::kMayLose, false, [](uint64_t) -> Made { return std::make_unique<LoopCut>(); }, ""},
-      {"nfs_hang", Harm::kNone, false, nullptr, "an NFS server is not to be had here"},
-      {"kernel_quota", Harm::kNone, false, nullptr, "kernel quotas are not to be had here"},
+      {"fuse_flip_read", "read", kNone, kNone, "", true,
+       [](uint64_t seed) { return Fuse("read", Flip(seed) + " times=1"); }, ""},
+      {"fuse_flip_write", "write", kMustNotice, kMustNotice, "", true,
+       [](uint64_t seed) { return Fuse("write", Flip(seed)); }, ""},
+      {"ext4_full", "write", kNone, kMustLose, "full", true,
+       [](uint64_t) -> Made { return std::make_unique<Ext4Full>(); }, ""},
+      {"ext4_readonly", "write", kNone, kMustLose, "read_only", false,
+       [](uint64_t) -> Made { return std::make_unique<Ext4ReadOnly>(); }, ""},
+      {"xfs_shutdown", "all", kMustLose, kMustLose, "", false,
+       [](uint64_t) -> Made { return std::make_unique<XfsShutdown>(); }, ""},
+      {"loop_cut", "all", kMayLose, kMayLose, "", false, [](uint64_t) -> Made { return std::make_unique<LoopCut>(); },
+       ""},
+      {"nfs_hang", "all", kNone, kNone, "", false, nullptr, "an NFS server is not to be had here"},
+      {"kernel_quota", "all", kNone, kNone, "", false, nullptr, "kernel quotas are not to be had here"},
   };
   return kinds;
 }

@@ -12,12 +12,12 @@
 
 namespace mlpo::test {
 
-// What the fault may do to training with more state than memory.
+// What the fault may do to what is there: the state of a training with more of it than memory, or a checkpoint.
 enum class Harm : uint8_t {
-  kNone,       // it goes on, to the bit
-  kMayLose,    // an update that needs what is lost fails, naming path and cause; or nothing was needed
-  kMustLose,   // within three steps one fails so
-  kMustNotice  // the same, and only a checksum can tell
+  kNone,       // all goes on, to the bit
+  kMayLose,    // what needs something that is lost fails, naming place and cause; or nothing was needed
+  kMustLose,   // training: within three steps one fails so; a checkpoint that is written there fails
+  kMustNotice  // the same when it is read, and only a checksum can tell
 };
 
 class StorageFault {
@@ -47,8 +47,11 @@ class StorageFault {
 
 struct FaultKind {
   std::string_view name;
-  Harm harm;
-  bool quick;  // made in less than a second
+  std::string_view op;     // what it meets: "read", "write", "fsync"; "all" of them
+  Harm harm;               // to a path
+  Harm saving;             // to a checkpoint that is saved there while it lasts
+  std::string_view state;  // of a path that it has met, in status; "": one of several
+  bool quick;              // made in less than a second
   // nullptr: never to be had here, and `never` says why.
   std::unique_ptr<StorageFault> (*make)(uint64_t seed);
   std::string_view never;

@@ -1,0 +1,279 @@
+// kills: kill -9 of ranks, of the daemon, or of both, at random moments of steps, saves and restores; and the last
+// complete checkpoint is restored to the bit, always. tests/stress/kills runs it; see Usage() below.
+//
+// Two ranks of a job train and save for ever (training_client with a directory): each compares what it restored with
+// what the reference said when it was saved. After a kill all ranks are started again, as a batch system would. What
+// has been reported as complete must be there: the step that is restored is never an earlier one. In the end, with
+// another daemon started, nothing is left: no working file, no journal, no unfinished part; and a round of ranks leaves
+// no descriptor and no memory.
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/daemon_process.h"
+#include "tests/support/daemon_status.h"
+#include "tests/support/long_run.h"
+#include "tests/support/rank_process.h"
+
+using namespace mlpo::test;
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kRanks = 2;
+constexpr uint64_t kArenaBytes = 16 << 20;
+constexpr int kReadyMs = 60'000;          // for a rank to restore
+constexpr int kNoticesMs = 2'000;         // that the daemon has died
+constexpr uint64_t kMomentsOfALine = 10;  // of the report
+constexpr int kLineSeconds = 600;         // several times what so many take
+
+// What a round of ranks may leave of the daemon's memory. A sanitizer keeps freed memory aside.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr uint64_t kMostGrown = uint64_t{512} << 20;
+#else
+constexpr uint64_t kMostGrown = uint64_t{16} << 20;
+#endif
+
+struct Wrong : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+struct Skipped : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Kills {
+ public:
+  explicit Kills(uint64_t seed)
+      : random_(seed), daemon_({.paths = 2, .memory = "512KiB"}), directory_(daemon_.folder() + "/checkpoints") {
+    fs::create_directory(directory_);
+  }
+
+  void Moment() {
+    StartRanks();
+    const bool early = Below(4) == 0;  // in the middle of the restore, or of connecting
+    if (!early) {
+      for (auto& rank : ranks_) AwaitReady(*rank);
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(Below(early ? 60'000 : 400'000)));
+    const uint64_t who = Below(3);
+    if (who > 0) {
+      daemon_.Signal(SIGKILL);
+      (void)daemon_.WaitForEnd();
+      ++daemons_;
+    }
+    if (who != 1) {
+      // One dies; the others end as they are told, a moment later.
+      ranks_[Below(kRanks)]->Kill();
+      std::this_thread::sleep_for(std::chrono::microseconds(Below(20'000)));
+      ++clients_;
+    } else if (!early) {
+      for (auto& rank : ranks_) {
+        if (!rank->WaitFor("error ", kNoticesMs)) continue;  // it may wait for another rank's file, not for the daemon
+        if (LastOf(rank->output(), "error") != MLPO_ERR_DAEMON_DIED)
+          throw Wrong("a rank was told something else than that the daemon has died:\n" + rank->output());
+      }
+    }
+    EndRanks();
+    if (who > 0) daemon_.Start();
+  }
+
+  // In the end: what all of it came to.
+  json Finish() {
+    const Footprint before = OneMore();
+    const Footprint after = OneMore();
+    if (after.descriptors != before.descriptors)
+      throw Wrong(std::to_string(after.descriptors) + " descriptors after " + std::to_string(before.descriptors));
+    if (after.resident_bytes > before.resident_bytes + kMostGrown)
+      throw Wrong(std::to_string(after.resident_bytes) + " bytes resident after " +
+                  std::to_string(before.resident_bytes));
+    daemon_.Signal(SIGKILL);
+    (void)daemon_.WaitForEnd();
+    daemon_.Start();  // which cleans up
+    if (!daemon_.ScratchGone()) throw Wrong("a file is left: " + daemon_.ScratchFiles().front());
+    CheckParts();
+    return {{"daemons", daemons_}, {"clients", clients_}, {"restored", restored_}, {"last_saved", saved_}};
+  }
+
+ private:
+  struct Footprint {
+    int descriptors = 0;
+    uint64_t resident_bytes = 0;
+  };
+
+  // All ranks come, restore and are killed: what the daemon has then.
+  Footprint OneMore() {
+    StartRanks();
+    for (auto& rank : ranks_) AwaitReady(*rank);
+    EndRanks();
+    const bool alone = Eventually([&] {
+      const json status = DaemonStatus(daemon_.socket());
+      return status.at("sessions").empty() && status.at("arenas_bytes") == 0;
+    });
+    if (!alone) throw Wrong("sessions or arenas are left");
+    return {daemon_.SettledDescriptors(), daemon_.ResidentBytes()};
+  }
+
+  uint64_t Below(uint64_t n) { return random_() % n; }
+
+  void StartRanks() {
+    ++run_;
+    for (const auto& entry : fs::directory_iterator(directory_ + "-expected", ignored_)) {
+      if (entry.path().filename().string().rfind("done-", 0) == 0) fs::remove(entry, ignored_);  // of other runs
+    }
+    for (int rank = 0; rank < kRanks; ++rank) {
+      ranks_.push_back(std::make_unique<RankProcess>(daemon_.socket(), RankProcess::Options{.job = "saved",
+                                                                                            .rank = rank,
+                                                                                            .world_size = kRanks,
+                                                                                            .seed = rank,
+                                                                                            .arena_bytes = kArenaBytes,
+                                                                                            .directory = directory_,
+                                                                                            .run = run_}));
+    }
+    for (auto& rank : ranks_) rank->Go();
+  }
+
+  void AwaitReady(RankProcess& rank) {
+    const auto deadline = Clock::now() + std::chrono::milliseconds(kReadyMs);
+    while (Clock::now() < deadline) {
+      if (rank.WaitFor("restored ", 5) || rank.output().find("new\n") != std::string::npos) break;
+      if (!rank.Runs()) break;
+    }
+    const std::string text = rank.Runs() ? rank.output() : rank.LastWords();
+    if (const size_t skip = text.find("skip "); skip != std::string::npos) throw Skipped(text.substr(skip + 5));
+    CheckRestored(text);
+    if (!rank.Runs()) throw Wrong("a rank has ended:\n" + text);
+    if (LastOf(text, "restored") < 0 && text.find("new\n") == std::string::npos)
+      throw Wrong("a rank has not restored within a minute:\n" + text);
+  }
+
+  void CheckRestored(const std::string& text) {
+    if (text.find("is another one") != std::string::npos) throw Wrong("WRONG BYTES: " + text);
+    if (text.find("broken ") != std::string::npos) throw Wrong(text);
+    if (text.find("new\n") != std::string::npos && saved_ > 0)
+      throw Wrong("the checkpoint of step " + std::to_string(saved_) + " is gone");
+    const int64_t step = LastOf(text, "restored");
+    if (step < 0) return;
+    if (step < saved_) throw Wrong("restored step " + std::to_string(step) + " after " + std::to_string(saved_));
+  }
+
+  void EndRanks() {
+    int64_t saved = saved_;
+    for (auto& rank : ranks_) {
+      rank->Kill();
+      const std::string& text = rank->LastWords();
+      CheckRestored(text);
+      restored_ += LastOf(text, "restored") >= 0;
+      saved = std::max(saved, LastOf(text, "saved"));
+    }
+    saved_ = saved;
+    ranks_.clear();
+  }
+
+  // Of each part: what has a manifest, and that alone.
+  void CheckParts() const {
+    for (const auto& entry : fs::recursive_directory_iterator(directory_)) {
+      const std::string name = entry.path().filename();
+      if (entry.is_directory() || name.rfind("manifest-", 0) == 0) {
+        if (name.ends_with(".new")) throw Wrong("an unfinished manifest is left: " + entry.path().string());
+        continue;
+      }
+      // data-ATTEMPT-INDEX
+      const std::string attempt = name.substr(std::min<size_t>(5, name.size()), 32);
+      if (name.rfind("data-", 0) != 0 || !fs::exists(entry.path().parent_path() / ("manifest-" + attempt)))
+        throw Wrong("what nobody needs is left: " + entry.path().string());
+    }
+  }
+
+  std::mt19937_64 random_;
+  DaemonProcess daemon_;
+  const std::string directory_;
+  std::vector<std::unique_ptr<RankProcess>> ranks_;
+  std::error_code ignored_;  // of what need not be there
+  uint64_t run_ = 0, daemons_ = 0, clients_ = 0, restored_ = 0;
+  int64_t saved_ = 0;  // that a rank has been told is complete
+};
+
+json Some(uint64_t moments, uint64_t seed) {
+  try {
+    Kills kills(seed);
+    for (uint64_t moment = 0; moment < moments; ++moment) kills.Moment();
+    json line = kills.Finish();
+    line["outcome"] = "ok";
+    return line;
+  } catch (const Skipped& why) {
+    return {{"outcome", "skipped"}, {"why", why.what()}};
+  }
+}
+
+int Usage(int code) {
+  std::fprintf(code == 0 ? stdout : stderr,
+               "Usage: kills [--moments N] [--seed N] [--report FILE] [--fresh]\n"
+               "  --moments  kills in all (default 500); those that the report has for the same sources count\n"
+               "  --report   JSON lines are appended there, one for every ten kills of one daemon's folder\n"
+               "Exit code: 0 all right, 1 not, 64 wrong usage, 77 there are no checkpoints.\n");
+  return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  uint64_t moments = 500, seed = 1;
+  bool fresh = false;
+  std::string report_file;
+  for (int i = 1; i < argc; ++i) {
+    const std::string flag = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
+    if (flag == "--help") return Usage(0);
+    if (flag == "--fresh") {
+      fresh = true;
+      continue;
+    }
+    if (value == nullptr) return Usage(64);
+    ++i;
+    if (flag == "--moments") {
+      moments = NumberFlag(argv[0], flag, value);
+    } else if (flag == "--seed") {
+      seed = NumberFlag(argv[0], flag, value);
+    } else if (flag == "--report") {
+      report_file = value;
+    } else {
+      return Usage(64);
+    }
+  }
+  ::signal(SIGPIPE, SIG_IGN);
+  try {
+    Report report(report_file, "kills", fresh);
+    auto done = static_cast<uint64_t>(report.Sum({{"outcome", "ok"}}, "moments"));
+    if (done >= moments)
+      std::printf("the report has %llu kills of these sources\n", static_cast<unsigned long long>(done));
+    while (done < moments) {
+      const uint64_t count = std::min(kMomentsOfALine, moments - done);
+      json line = {{"seed", seed + done}, {"moments", count}};  // what goes on does not do the same again
+      const auto from = Clock::now();
+      line.update(InChild(kLineSeconds, [&] { return Some(count, seed + done); }));
+      line["seconds"] = std::chrono::duration<double>(Clock::now() - from).count();
+      const std::string outcome = line.at("outcome");
+      report.Add(std::move(line));
+      if (outcome == "skipped") return 77;
+      if (outcome != "ok") return 1;
+      done += count;
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kills: %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
