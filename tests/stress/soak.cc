@@ -2,10 +2,12 @@
 // clients, objects, paths that fail and return. tests/stress/soak runs it; see Usage() below.
 //
 // It goes in segments. In a segment scenes are drawn from the seed and overlap; each job that ends compares every byte
-// with the scalar reference (training_client), each object is compared with what was written. At a segment's end
-// everything ends, and the daemon must be as it was after the first one: no session, no file, no arena, the same
-// descriptors and threads; and its resident memory must not grow with time. Faults are those that must harm nobody
-// (Harm::kNone).
+// with the scalar reference (training_client), each object is compared with what was written. Where the daemon offers
+// them, one job saves and restores checkpoints for ever, however often it is killed, and a path is disabled, evacuated
+// and enabled. At a segment's end everything ends, and the daemon must be as it was after the first one: no session, no
+// file, no arena, the same descriptors and threads; and its resident memory must not grow with time. Faults are those
+// that must harm nobody (Harm::kNone), and reads that fail: while there are such, a job may end with an error that
+// names the path, and not otherwise.
 #include <signal.h>
 #include <unistd.h>
 
@@ -24,6 +26,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/checkpoints.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/daemon_status.h"
 #include "tests/support/fault_fs.h"
@@ -54,6 +57,8 @@ constexpr const char* kFaults[] = {"write error 5 times=20",
                                    "read delay 20",
                                    "write hang",
                                    "read hang"};
+constexpr const char* kReadFault = "read error 5 times=3";
+constexpr int kWellSeconds = 90;  // for a path to be used again: longer than the longest pause between two probes
 
 struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -64,7 +69,14 @@ struct Wrong : std::runtime_error {
 struct Job {
   std::vector<std::unique_ptr<RankProcess>> ranks;
   bool endless = false;
+  bool saves = false;     // and restores; one rank
+  bool may_fail = false;  // reads failed in its life
 };
+
+bool FailedForThePath(const std::string& text) {
+  const size_t at = text.find("error " + std::to_string(MLPO_ERR_IO) + " ");
+  return at != std::string::npos && text.find("'faulty'", at) != std::string::npos;
+}
 
 // For the alarm's handler.
 pid_t daemon_pid = -1;
@@ -90,6 +102,14 @@ class Soak {
   explicit Soak(uint64_t seed) : random_(seed), daemon_(Options(fs_)) {
     daemon_pid = daemon_.pid();
     if (!fs_.ok()) std::printf("without failing paths: %s\n", fs_.reason().c_str());
+    std::filesystem::create_directory(Checkpoints());
+    mlpo::Client client = Connect(daemon_.socket(), "asks", 0, 1, kArenaBytes);
+    const std::string why = NoCheckpoints(client);
+    if (!why.empty()) std::printf("without checkpoints: %s\n", why.c_str());
+    saves_offered_ = why.empty();
+    client.Close();
+    commands_offered_ = CommandPath("enable");
+    if (!commands_offered_) std::printf("without commands for paths: %s\n", mlpo_last_error());
   }
 
   ~Soak() {
@@ -115,6 +135,7 @@ class Soak {
       if (!daemon_.running()) throw Wrong("the daemon has ended:\n" + daemon_.log());
     }
     LetFaultGo(/*now=*/true);
+    if (left_) UsePathAgain();
     Reap(/*all=*/true);
     json line = Quiet();
     line.update({{"seed_word", random_()},  // tells two runs with one seed apart where they parted
@@ -123,18 +144,24 @@ class Soak {
                  {"pauses", counts_.pauses},
                  {"faults", counts_.faults},
                  {"hostile", counts_.hostile},
-                 {"objects", counts_.objects}});
+                 {"objects", counts_.objects},
+                 {"read_faults", counts_.read_faults},
+                 {"failed_jobs", counts_.failed_jobs},
+                 {"path_commands", counts_.path_commands},
+                 {"restored", counts_.restored},
+                 {"last_saved", saved_}});
     return line;
   }
 
  private:
   struct Counts {
     uint64_t jobs = 0, kills = 0, pauses = 0, faults = 0, hostile = 0, objects = 0;
+    uint64_t read_faults = 0, failed_jobs = 0, path_commands = 0, restored = 0;
   };
   uint64_t Below(uint64_t n) { return random_() % n; }
 
   void Scene() {
-    switch (Below(8)) {
+    switch (Below(10)) {
       case 0:
       case 1:
         if (jobs_.size() < kMostJobs) StartJob();
@@ -146,14 +173,7 @@ class Soak {
         PauseRank();
         break;
       case 4:
-        if (fs_.ok() && fault_ends_ == Clock::time_point()) {
-          // Of the blocks only: a session's file is made on every path, or the session is refused.
-          const std::string fault = kFaults[Below(std::size(kFaults))];
-          fs_.Rule(fault + " name=/state from=4096");
-          hangs_ = fault.find("hang") != std::string::npos;
-          fault_ends_ = Clock::now() + std::chrono::milliseconds(100 + Below(3'000));
-          ++counts_.faults;
-        }
+        if (fs_.ok() && fault_ends_ == Clock::time_point()) Fail();
         break;
       case 5:
         Hostile();
@@ -161,14 +181,84 @@ class Soak {
       case 6:
         if (!hangs_) Objects();  // it waits, and what hangs is let go by this thread
         break;
+      case 7:
+        if (saves_offered_) StartSaving();
+        break;
+      case 8:
+        if (commands_offered_ && !hangs_) LeaveOrUsePath();
+        break;
       default:
         Ask();
         break;
     }
   }
 
+  void Fail() {
+    const size_t which = Below(std::size(kFaults) + 1);
+    const bool reads = which == std::size(kFaults);
+    const std::string fault = reads ? kReadFault : kFaults[which];
+    // Of the blocks only: a session's file is made on every path, or the session is refused.
+    fs_.Rule(fault + " name=/state from=4096");
+    hangs_ = fault.find("hang") != std::string::npos;
+    reads_fail_ = reads;
+    fault_ends_ = Clock::now() + std::chrono::milliseconds(100 + Below(3'000));
+    ++counts_.faults;
+    counts_.read_faults += reads;
+    if (!reads) return;
+    for (Job& job : jobs_) job.may_fail = true;
+  }
+
+  std::string Checkpoints() const { return daemon_.folder() + "/checkpoints"; }
+
+  // One at a time: after a kill it goes on from what was saved.
+  void StartSaving() {
+    if (std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) { return job.saves; })) return;
+    Job job;
+    job.endless = job.saves = true;
+    job.may_fail = reads_fail_;
+    job.ranks.push_back(std::make_unique<RankProcess>(
+        daemon_.socket(),
+        RankProcess::Options{
+            .job = "saving", .seed = 7, .arena_bytes = kArenaBytes, .directory = Checkpoints(), .run = ++names_}));
+    job.ranks.back()->Go();
+    jobs_.push_back(std::move(job));
+    ++counts_.jobs;
+  }
+
+  // All that a rank that saves has said; it is dead.
+  void CheckSaving(const std::string& text) {
+    if (text.find("is another one") != std::string::npos) throw Wrong("WRONG BYTES: " + text);
+    if (text.find("broken ") != std::string::npos) throw Wrong(text);
+    const int64_t restored = LastOf(text, "restored");
+    if (restored >= 0 && restored < saved_)
+      throw Wrong("restored step " + std::to_string(restored) + " after " + std::to_string(saved_));
+    if (saved_ > 0 && text.find("\nnew\n") != std::string::npos) throw Wrong("what was saved is gone");
+    counts_.restored += restored >= 0;
+    saved_ = std::max(saved_, LastOf(text, "saved"));
+  }
+
+  // False: this daemon has no such command, or it cannot be carried out now (mlpo_last_error()).
+  bool CommandPath(const std::string& command) {
+    char* text = nullptr;
+    const int code = mlpo_control(daemon_.socket().c_str(), ("paths_" + command).c_str(), R"({"path":"path1"})",
+                                  30'000'000'000, &text);
+    if (code == 0) mlpo_free(text);
+    return code == 0;
+  }
+  void LeaveOrUsePath() {
+    if (left_) return UsePathAgain();
+    left_ = CommandPath(Below(2) == 0 ? "disable" : "evacuate");
+    counts_.path_commands += left_;
+  }
+  void UsePathAgain() {
+    if (!CommandPath("enable")) throw Wrong(std::string("a path cannot be enabled: ") + mlpo_last_error());
+    left_ = false;
+    ++counts_.path_commands;
+  }
+
   void StartJob() {
     Job job;
+    job.may_fail = reads_fail_;
     job.endless = Below(3) == 0;
     const int ranks = 1 + static_cast<int>(Below(4));
     const int steps = job.endless ? 0 : 3 + static_cast<int>(Below(38));
@@ -191,9 +281,10 @@ class Soak {
     for (Job& job : jobs_) {
       if (!job.endless || Below(2) == 0) continue;
       std::unique_ptr<RankProcess>& rank = job.ranks[Below(job.ranks.size())];
-      CheckAlive(*rank);
+      if (!Lives(job, *rank)) continue;
       rank->Kill();
       ++counts_.kills;
+      if (job.saves) CheckSaving(rank->LastWords());
       job.ranks.erase(std::find(job.ranks.begin(), job.ranks.end(), rank));
       break;
     }
@@ -214,7 +305,7 @@ class Soak {
     if (fault_ends_ == Clock::time_point() || (!now && Clock::now() < fault_ends_)) return;
     fs_.Clear();
     fault_ends_ = Clock::time_point();
-    hangs_ = false;
+    hangs_ = reads_fail_ = false;
   }
 
   // One that breaks the protocol, or goes in the middle of something.
@@ -242,9 +333,14 @@ class Soak {
     back.resize(words.size());
     const uint64_t bytes = words.size() * sizeof(uint64_t);
     const auto patience = std::chrono::seconds(60);
-    client.FlushObject("object", words.data(), bytes, patience);
-    if (client.FetchObject("object", 0, bytes, back.data(), patience) != bytes || back != words)
-      throw Wrong("WRONG BYTES: an object of " + std::to_string(bytes) + " bytes is another one");
+    try {
+      client.FlushObject("object", words.data(), bytes, patience);
+      if (client.FetchObject("object", 0, bytes, back.data(), patience) != bytes || back != words)
+        throw Wrong("WRONG BYTES: an object of " + std::to_string(bytes) + " bytes is another one");
+    } catch (const mlpo::Error& error) {
+      const bool named = error.code() == MLPO_ERR_IO && std::strstr(error.what(), "'faulty'") != nullptr;
+      if (!reads_fail_ || !named) throw;
+    }
     client.Close();
   }
 
@@ -256,26 +352,34 @@ class Soak {
     }
   }
 
-  // Takes what it has said, too: it would wait for room to say more.
-  static void CheckAlive(RankProcess& rank) {
+  // Of an endless one; false if it has ended as it may. Takes what it has said, too: it would wait for room to say
+  // more.
+  bool Lives(const Job& job, RankProcess& rank) {
     (void)rank.WaitFor("error ", 1);
-    if (rank.Runs()) return;
-    throw Wrong("an endless rank has ended:\n" + rank.output());
+    if (rank.Runs()) return true;
+    const std::string& text = rank.LastWords();
+    if (!job.may_fail || !FailedForThePath(text)) throw Wrong("an endless rank has ended:\n" + text);
+    return false;
   }
 
   // Ends of jobs; with `all` of every job.
   void Reap(bool all) {
     for (Job& job : jobs_) {
-      if (job.endless) {
-        for (const auto& rank : job.ranks) CheckAlive(*rank);
-        if (all) job.ranks.clear();  // kills them
-        continue;
-      }
       for (std::unique_ptr<RankProcess>& rank : job.ranks) {
-        if (!all && rank->Runs()) continue;
-        const int code = rank->WaitForEnd(kRankSeconds * 1000);
-        const bool equal = rank->output().find("equal") != std::string::npos;
-        if (code != 0 || !equal) throw Wrong("a rank ended with " + std::to_string(code) + ":\n" + rank->output());
+        if (job.endless) {
+          const bool lives = Lives(job, *rank);
+          counts_.failed_jobs += !lives;
+          if (lives && !all) continue;
+          rank->Kill();
+          if (job.saves) CheckSaving(rank->LastWords());
+        } else {
+          if (!all && rank->Runs()) continue;
+          const int code = rank->WaitForEnd(kRankSeconds * 1000);
+          const bool equal = code == 0 && rank->output().find("equal") != std::string::npos;
+          const bool failed = !equal && job.may_fail && FailedForThePath(rank->output());
+          if (!equal && !failed) throw Wrong("a rank ended with " + std::to_string(code) + ":\n" + rank->output());
+          counts_.failed_jobs += failed;
+        }
         rank.reset();
       }
       std::erase(job.ranks, nullptr);
@@ -309,6 +413,7 @@ class Soak {
     for (const json& path : status.at("paths")) {
       if (path.at("scratch_bytes") != 0) throw Wrong("extents are left: " + path.dump());
     }
+    if (commands_offered_) AwaitWellPaths();
     const size_t descriptors = static_cast<size_t>(daemon_.SettledDescriptors()), threads = Threads();
     const double minutes = std::chrono::duration<double>(Clock::now() - began_).count() / 60;
     resident_.emplace_back(minutes, static_cast<double>(daemon_.ResidentBytes()));
@@ -322,6 +427,19 @@ class Soak {
       throw Wrong(std::to_string(threads) + " threads, " + std::to_string(threads_) + " at first");
     CheckMemory();
     return {{"resident_bytes", resident_.back().second}, {"descriptors", descriptors}, {"threads", threads}};
+  }
+
+  // They are probed until they are.
+  void AwaitWellPaths() {
+    json paths;
+    const bool well = Eventually(
+        [&] {
+          paths = DaemonStatus(daemon_.socket()).at("paths");
+          return std::all_of(paths.begin(), paths.end(),
+                             [](const json& path) { return path.at("state") == "healthy"; });
+        },
+        kWellSeconds);
+    if (!well) throw Wrong("a path does not come back: " + paths.dump());
   }
 
   // The slope of a straight line through what was measured: single values go up and down.
@@ -349,7 +467,10 @@ class Soak {
   std::vector<Job> jobs_;
   uint64_t names_ = 0;
   Clock::time_point fault_ends_;
-  bool hangs_ = false;
+  bool hangs_ = false, reads_fail_ = false;
+  bool saves_offered_ = false, commands_offered_ = false;
+  bool left_ = false;  // path1 is disabled or evacuated
+  int64_t saved_ = 0;  // that the saving rank has been told is complete
   Counts counts_;
   const Clock::time_point began_ = Clock::now();
   std::vector<std::pair<double, double>> resident_;  // minutes, bytes
