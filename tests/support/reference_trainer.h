@@ -102,13 +102,14 @@ class ReferenceTrainer {
     SubmitUpdate().Wait();
     StepReference();
   }
+  // Those in the slot, to the bit: they can be read when the session has ended, too.
+  bool ParametersAreRight() {
+    return std::memcmp(subgroup().info().param, expected_.data(), options_.numel * ElementBytes(options_.dtype)) == 0;
+  }
   // Parameters in the slot, and all three parts of the state, to the bit. "" or what differs.
   std::string Difference() {
     if (options_.numel == 0) return "";
-    if (step_ > 0 &&
-        std::memcmp(subgroup().info().param, expected_.data(), options_.numel * ElementBytes(options_.dtype)) != 0) {
-      return options_.key + ": parameters in the slot differ";
-    }
+    if (step_ > 0 && !ParametersAreRight()) return options_.key + ": parameters in the slot differ";
     std::vector<float> p(options_.numel), m(options_.numel), v(options_.numel);
     subgroup().ReadState(0, options_.numel, p.data(), m.data(), v.data());
     const size_t bytes = options_.numel * sizeof(float);
