@@ -25,6 +25,7 @@ namespace {
 using namespace mlpo;
 using mlpo::test::FuzzInput;
 
+constexpr int kTypes = 24;                  // of frames: all that there are, and some more
 constexpr uint64_t kArenasBytes = 1 << 20;  // of all: a memfd is allocated when it is made
 
 // Everything is granted, later and in the same thread, as the daemon does it.
@@ -184,7 +185,7 @@ class Scene {
   }
   // Bytes with a header that is right.
   void SendFrame(size_t who, FuzzInput* input, size_t fds) {
-    const auto type = static_cast<uint16_t>(input->Byte() % 18);
+    const auto type = static_cast<uint16_t>(input->Byte() % kTypes);
     const uint32_t seq = input->Byte() % 4;
     const std::string_view body = input->Bytes(input->Take<uint16_t>());
     const auto bytes = static_cast<uint32_t>(sizeof(mlpo_frame) + body.size());

@@ -1,7 +1,7 @@
 // Submissions of a client that writes what it likes: through the daemon's end of the ring, and what passes there
 // through the scheduler, on a tier in memory and in virtual time (FakeTier). An input is a list of actions, see Act().
 // What the ring lets through is inside its objects, each accepted submission is answered once, blocks are never mixed
-// up, and in the end nothing is left.
+// up and never used when they were read wrong, and in the end nothing is left.
 #include <sys/mman.h>
 
 #include <memory>
@@ -34,7 +34,7 @@ bool Inside(uint64_t first, uint64_t count, uint64_t size) {
 
 class Scene {
  public:
-  Scene() : tier_(test::SimulatedOptions(4, Speeds()), Speeds()) {
+  Scene() : tier_(Options(), Speeds()) {
     Result<std::unique_ptr<Areas>> areas = Areas::Create(kEntries);
     FUZZ_CHECK(areas.ok(), areas.status().message());
     areas_ = std::move(*areas);
@@ -55,6 +55,7 @@ class Scene {
       tier_.SetFault(path, [this, path](const Transfer& transfer) {
         return transfer.direction == Direction::kRead ? read_errors_[path] : write_errors_[path];
       });
+      tier_.SetFlip(path, [this, path](const Transfer&, bool again) { return flips_[path] > (again ? 1 : 0); });
     }
     for (uint32_t i = 0; i < kEntries; ++i) Hypers()[i] = {1e-3, 0.9, 0.999, 1e-8, 0.01, 1, MLPO_ADAMW, 0, 0};
   }
@@ -83,6 +84,7 @@ class Scene {
         static constexpr int kErrors[] = {0, EIO, ENOSPC, EROFS};
         const uint8_t where = input->Byte();
         (where & 1 ? read_errors_ : write_errors_)[where >> 1 & 1] = kErrors[where >> 2 & 3];
+        flips_[where >> 1 & 1] = where >> 4 & 3;  // 1: what is read is wrong the first time
         return true;
       }
       default:
@@ -92,7 +94,7 @@ class Scene {
   }
 
   void End() {
-    for (int* errors : {read_errors_, write_errors_}) errors[0] = errors[1] = 0;
+    for (int* errors : {read_errors_, write_errors_, flips_}) errors[0] = errors[1] = 0;
     // Paths that were left alone are tried again; deadlines pass.
     for (int i = 0; i < 20 && !tier_.scheduler().idle(); ++i) tier_.Wait(100 * kSecond);
     FUZZ_CHECK(tier_.scheduler().idle(), "work is left after all time that it may take");
@@ -108,6 +110,11 @@ class Scene {
 
  private:
   static std::vector<FakeTier::PathSpeed> Speeds() { return {{400'000, 300'000, 1, 0}, {200'000, 200'000, 1, 0}}; }
+  static Scheduler::Options Options() {
+    Scheduler::Options options = test::SimulatedOptions(4, Speeds());
+    options.integrity = true;
+    return options;
+  }
   mlpo_client_lines* Lines() { return reinterpret_cast<mlpo_client_lines*>(client_); }
   mlpo_submission* Submissions() { return reinterpret_cast<mlpo_submission*>(client_ + layout_.submissions_offset); }
   mlpo_hyper* Hypers() { return reinterpret_cast<mlpo_hyper*>(client_ + layout_.hyper_offset); }
@@ -215,7 +222,7 @@ class Scene {
   std::optional<RingReader> reader_;
   uint32_t tail_ = 0;
   uint64_t accepted_ = 0;
-  int read_errors_[2] = {}, write_errors_[2] = {};
+  int read_errors_[2] = {}, write_errors_[2] = {}, flips_[2] = {};
 };
 
 }  // namespace
@@ -244,13 +251,15 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
     return action;
   };
   const std::string pass = "\5\37";
-  std::string steps, objects, faults, state;
+  std::string steps, objects, faults, flips, state;
   for (uint32_t epoch = 1; epoch <= 3; ++epoch) {
     steps += raw(MLPO_OP_GRAD, kPlain, epoch, MLPO_PIECE_VALUE, 0, 1'000);
     steps += raw(MLPO_OP_GRAD, kPlain, epoch, MLPO_PIECE_ZERO, 1'000, kNumel - 1'000) + pass;
     steps += raw(MLPO_OP_UPDATE, kPlain, epoch, 0, 0, 0) + pass;
     faults += raw(MLPO_OP_GRAD, kPlain, epoch, MLPO_PIECE_VALUE, 0, kNumel) + "\6\5" + pass;
     faults += raw(MLPO_OP_UPDATE, kPlain, epoch, 0, 0, 0) + pass + std::string("\6\1", 2);
+    flips += raw(MLPO_OP_GRAD, kPlain, epoch, MLPO_PIECE_VALUE, 0, kNumel) + (epoch == 3 ? "\6\40" : "\6\20") + pass;
+    flips += raw(MLPO_OP_UPDATE, kPlain, epoch, 0, 0, 0) + pass + "\6\22";
   }
   state = raw(MLPO_OP_WRITE_STATE, kPlain, 0, MLPO_PART_STATE, 0, kNumel) + pass +
           raw(MLPO_OP_READ_STATE, kPlain, 0, MLPO_PART_EXP_AVG, 10, 100) + pass +
@@ -263,5 +272,5 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
              raw(MLPO_OP_FETCH, 2, 0, MLPO_OBJECT_PIECE, 100, 30'000) + pass +
              raw(MLPO_OP_FETCH, 2, 0, MLPO_OBJECT_CLOSE, 0, 0) + raw(MLPO_OP_FETCH, 0, 0, MLPO_OBJECT_SIZE, 5, 0) +
              raw(MLPO_OP_DELETE, 0, 0, 0, 5, 0) + pass;
-  return {steps, faults, state, objects, "\7\377\377\377\177", std::string(8, '\3')};
+  return {steps, faults, flips, state, objects, "\7\377\377\377\177", std::string(8, '\3')};
 }
