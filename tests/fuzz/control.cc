@@ -18,6 +18,16 @@ namespace {
 
 using namespace mlpo;
 
+// Commands that the server may not have yet.
+template <class Handlers>
+void AddCommands(Handlers* handlers) {
+  const auto answer = [](const auto&, const std::function<void(Result<std::string>)>& done) {
+    done(std::string("{}"));
+  };
+  if constexpr (requires { handlers->gc; }) handlers->gc = answer;
+  if constexpr (requires { handlers->path; }) handlers->path = answer;
+}
+
 class Server {
  public:
   Server() {
@@ -40,6 +50,7 @@ class Server {
     handlers.stop_bench = [] {};
     handlers.trace = [](double, std::function<void(Trace)> answer) { answer(Trace()); };
     handlers.trace_stop = [] {};
+    AddCommands(&handlers);
     Result<std::unique_ptr<ControlServer>> opened = ControlServer::Open(io_, options_, std::move(handlers));
     FUZZ_CHECK(opened.ok(), opened.status().message());
     server_ = std::move(*opened);
@@ -138,6 +149,15 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
     const std::string line = R"({"jsonrpc":"2.0","id":7,"method":")" + std::string(method) + "\"}\n";
     seeds.push_back('\0' + line);
     seeds.push_back('\5' + line + line);
+  }
+  const std::string with_params = R"({"jsonrpc":"2.0","id":"a","method":"%","params":)";
+  for (const auto& [method, params] :
+       {std::pair("paths_disable", R"({"path":"a"})"), std::pair("paths_enable", R"({"path":"/a"})"),
+        std::pair("paths_evacuate", R"({"path":""})"), std::pair("gc", R"({"dry_run":true,"node":"n"})"),
+        std::pair("trace_start", R"({"seconds":1})")}) {
+    std::string line = with_params;
+    line.replace(line.find('%'), 1, method);
+    seeds.push_back('\0' + line + params + "}\n");
   }
   seeds.push_back('\0' + std::string(65 * 1024, 'x') + "\n");
   return seeds;

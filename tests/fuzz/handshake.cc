@@ -60,6 +60,24 @@ class GrantingHost : public SessionHost {
     boost::asio::post(*io_, [this, id = identity.id] { server->SessionGone(id); });
   }
   void Dispose(std::shared_ptr<void>) override {}
+#ifdef MLPO_CHECKPOINT_OVERWRITE  // frames of checkpoints
+  void BeginCheckpoint(const SessionIdentity&, const CheckpointRequest& request,
+                       std::function<void(Result<CheckpointBegun>)> done) override {
+    FUZZ_CHECK(request.tag.size() <= MLPO_MAX_TAG && request.directory.size() <= MLPO_MAX_DIRECTORY, "names");
+    CheckpointBegun begun;
+    begun.attempt = request.attempt;
+    begun.handle = 1;
+    boost::asio::post(*io_, [begun, done = std::move(done)] { done(begun); });
+  }
+  void BeginRestore(const SessionIdentity&, const RestoreRequest& request,
+                    std::function<void(Result<RestoreBegun>)> done) override {
+    FUZZ_CHECK(request.tag.size() <= MLPO_MAX_TAG && request.directory.size() <= MLPO_MAX_DIRECTORY, "names");
+    RestoreBegun begun;
+    begun.tag = request.tag;
+    begun.handle = 1;
+    boost::asio::post(*io_, [begun, done = std::move(done)] { done(begun); });
+  }
+#endif
 
  private:
   boost::asio::io_context* const io_;
@@ -246,9 +264,12 @@ class Scene {
       FUZZ_CHECK(static_cast<size_t>(got) >= sizeof frame && frame.magic == MLPO_MAGIC && frame.reserved == 0 &&
                      frame.bytes == static_cast<uint32_t>(got),
                  "the daemon's frame is malformed");
-      const bool known = frame.type == MLPO_FRAME_WELCOME || frame.type == MLPO_FRAME_ARENA ||
-                         frame.type == MLPO_FRAME_REGISTERED || frame.type == MLPO_FRAME_STAGED ||
-                         frame.type == MLPO_FRAME_LENT || frame.type == MLPO_FRAME_ERROR;
+      bool known = frame.type == MLPO_FRAME_WELCOME || frame.type == MLPO_FRAME_ARENA ||
+                   frame.type == MLPO_FRAME_REGISTERED || frame.type == MLPO_FRAME_STAGED ||
+                   frame.type == MLPO_FRAME_LENT || frame.type == MLPO_FRAME_ERROR;
+#ifdef MLPO_CHECKPOINT_OVERWRITE
+      known = known || frame.type == MLPO_FRAME_CHECKPOINTING || frame.type == MLPO_FRAME_RESTORING;
+#endif
       FUZZ_CHECK(known, "the daemon sent frame type " + std::to_string(frame.type));
       if (frame.type != MLPO_FRAME_ERROR) continue;
       const auto* error = reinterpret_cast<const mlpo_error*>(buffer);
@@ -305,7 +326,7 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
   const std::string registered =
       frame(MLPO_FRAME_REGISTER_BEGIN, body_of(begin)) + frame(MLPO_FRAME_REGISTER_TENSORS, body_of(tensors));
   const std::string map = answers + frame(MLPO_FRAME_MAPPED, body_of(mapped)) + answers;
-  return {
+  std::vector<std::string> seeds = {
       session + registered + end + map + frame(MLPO_FRAME_BYE, ""),
       session + frame(MLPO_FRAME_STAGING, body_of(staging)) + map + registered + end + answers,
       session + frame(MLPO_FRAME_LEND, body_of(staging)) + map + registered + frame(MLPO_FRAME_REGISTER_KEEP, "") +
@@ -314,4 +335,16 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
       hello + std::string("\0\1\1\0\6", 5) + registered + end,
       session + registered + end,  // MAPPED never comes
   };
+#ifdef MLPO_CHECKPOINT_OVERWRITE
+  mlpo_checkpoint checkpoint = {};
+  mlpo_restore restore = {};
+  checkpoint.tag_bytes = restore.tag_bytes = 1;
+  checkpoint.directory_bytes = restore.directory_bytes = 2;
+  checkpoint.tag[0] = restore.tag[0] = 't';
+  std::memcpy(checkpoint.directory, "/d", 2);
+  std::memcpy(restore.directory, "/d", 2);
+  seeds.push_back(session + frame(MLPO_FRAME_CHECKPOINT, body_of(checkpoint)) + answers +
+                  frame(MLPO_FRAME_RESTORE, body_of(restore)) + answers);
+#endif
+  return seeds;
 }

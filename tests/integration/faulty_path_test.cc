@@ -178,6 +178,22 @@ TEST_CASE("C16_AClientThatLeavesWithWorkQueuedHoldsNobodyUp") {
   CHECK(trainer.Difference() == "");
 }
 
+// Reads that fail lose what is there alone: who has all of its blocks in memory goes on. (With less memory: the first
+// update that needs one fails and names the path, tests/stress/faults.)
+TEST_CASE("FaultyPath.ReadsThatFailHarmNobodyWhoseBlocksAreInMemory") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess::Options options = On(faulty, 1);
+  options.memory = std::to_string(64 * 49'152);
+  DaemonProcess daemon(options);
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  faulty.Rule("read error 5 name=/state from=4096");
+  for (int i = 0; i < 5; ++i) trainer.Step();
+  CHECK(trainer.Difference() == "");
+}
+
 // Longer than a path needs to be called suspect. 90 s with MLPO_LONG=1.
 TEST_CASE("C26_APathThatAnswersLateIsWaitedFor") {
   FaultFs faulty;
