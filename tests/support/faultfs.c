@@ -421,6 +421,7 @@ static int fs_statfs(const char* path, struct statvfs* st) {
 static void* fs_init(struct fuse_conn_info* connection, struct fuse_config* config) {
   config->hard_remove = 1; /* open files that are removed stay what they are, by their descriptor */
   config->nullpath_ok = 1;
+  config->use_ino = 1; /* that of SOURCE: it stays the same as long as the file is there */
   config->attr_timeout = config->entry_timeout = config->negative_timeout = 0;
   /* Hanging ones must not use up what may be under way at once. */
   connection->max_background = 512;
