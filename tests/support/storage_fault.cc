@@ -161,11 +161,12 @@ class FuseFault : public StorageFault {
 
 using Made = std::unique_ptr<StorageFault>;
 
-// Of blocks only, in working files and in parts of checkpoints: locks, records and headers are small and written at
-// other times.
+// Of blocks only, in working files, in parts of checkpoints and in the daemon's own probes: locks, records and headers
+// are small and written at other times.
 Made Fuse(const char* op, const std::string& action) {
   const std::string rule = std::string(op) + " " + action;
-  return std::make_unique<FuseFault>(op, rule + " name=/state from=4096\n" + rule + " name=-0 from=4096");
+  return std::make_unique<FuseFault>(
+      op, rule + " name=/state from=4096\n" + rule + " name=-0 from=4096\n" + rule + " name=/probe");
 }
 
 // A part is synced, working files are not.
