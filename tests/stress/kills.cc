@@ -62,11 +62,8 @@ class Kills {
   }
 
   void Moment() {
-    StartRanks();
     const bool early = Below(4) == 0;  // in the middle of the restore, or of connecting
-    if (!early) {
-      for (auto& rank : ranks_) AwaitReady(*rank);
-    }
+    early ? StartRanks() : StartAndRestore();
     std::this_thread::sleep_for(std::chrono::microseconds(Below(early ? 60'000 : 400'000)));
     const uint64_t who = Below(3);
     if (who > 0) {
@@ -115,8 +112,7 @@ class Kills {
 
   // All ranks come, restore and are killed: what the daemon has then.
   Footprint OneMore() {
-    StartRanks();
-    for (auto& rank : ranks_) AwaitReady(*rank);
+    StartAndRestore();
     EndRanks();
     const bool alone = Eventually([&] {
       const json status = DaemonStatus(daemon_.socket());
@@ -145,7 +141,20 @@ class Kills {
     for (auto& rank : ranks_) rank->Go();
   }
 
-  void AwaitReady(RankProcess& rank) {
+  // Until all ranks have the same checkpoint: a save of those that died may still complete another one.
+  void StartAndRestore() {
+    for (int attempt = 0; attempt < 10; ++attempt) {
+      StartRanks();
+      size_t ready = 0;
+      for (auto& rank : ranks_) ready += AwaitReady(*rank);
+      if (ready == ranks_.size()) return;
+      EndRanks();
+    }
+    throw Wrong("the ranks never find the same checkpoint");
+  }
+
+  // False: it has parted from rank 0.
+  bool AwaitReady(RankProcess& rank) {
     const auto deadline = Clock::now() + std::chrono::milliseconds(kReadyMs);
     while (Clock::now() < deadline) {
       if (rank.WaitFor("restored ", 5) || rank.output().find("new\n") != std::string::npos) break;
@@ -153,10 +162,12 @@ class Kills {
     }
     const std::string text = rank.Runs() ? rank.output() : rank.LastWords();
     if (const size_t skip = text.find("skip "); skip != std::string::npos) throw Skipped(text.substr(skip + 5));
+    if (text.find("parted\n") != std::string::npos) return false;
     CheckRestored(text);
     if (!rank.Runs()) throw Wrong("a rank has ended:\n" + text);
     if (LastOf(text, "restored") < 0 && text.find("new\n") == std::string::npos)
       throw Wrong("a rank has not restored within a minute:\n" + text);
+    return true;
   }
 
   void CheckRestored(const std::string& text) {

@@ -74,6 +74,7 @@ class Restoring {
                              &info));
     handle_ = info.handle;
     step_ = info.step;
+    tag_ = info.tag;
   }
   ~Restoring() {
     // After an error; whether it still knows the handle does not matter then.
@@ -83,6 +84,7 @@ class Restoring {
   Restoring& operator=(const Restoring&) = delete;
 
   uint64_t step() const { return step_; }
+  const std::string& tag() const { return tag_; }
   Request Submit(Subgroup& subgroup) {
     mlpo_request* request = nullptr;
     Check(mlpo_submit_restore(subgroup.get(), handle_, MLPO_FOREVER, &request));
@@ -99,6 +101,7 @@ class Restoring {
   mlpo_client* const client_;
   uint32_t handle_ = 0;
   uint64_t step_ = 0;
+  std::string tag_;
 };
 
 #else
@@ -121,6 +124,7 @@ class Restoring {
     throw std::logic_error(NoCheckpoints(client));
   }
   uint64_t step() const { return 0; }
+  std::string tag() const { return ""; }
   Request Submit(Subgroup&) { return Request(nullptr); }
   void End() {}
 };

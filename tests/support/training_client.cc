@@ -10,7 +10,8 @@
 // tags in turn, each over its last one; all ranks at the same steps. RUN is another number each time that the job is
 // started. In DIRECTORY-expected is what the reference says of each save. Lines: "restored N" or "new",
 // when the state has been compared; "saved N", when the parts of all ranks are there. Exit code 77 with "skip TEXT"
-// where there are no checkpoints, 1 if what was restored is not what was saved.
+// where there are no checkpoints, 1 if what was restored is not what was saved, 4 with "parted" if another one was
+// completed, by a save of before, between two ranks' restores.
 #include <unistd.h>
 
 #include <array>
@@ -115,19 +116,42 @@ class Book {
     }
   }
 
+  // Of this run: which checkpoint all ranks restore. Step 0: none.
+  struct Choice {
+    int64_t step = 0;
+    std::string tag;
+  };
+  void Choose(const Choice& choice, const std::string& run) const {
+    const fs::path name = folder_ / ("done-" + run + "-choice");
+    std::ofstream file(name.string() + ".new", std::ios::trunc);
+    file << choice.step << " " << choice.tag << "\n";
+    file.close();
+    if (!file) throw std::runtime_error("cannot write " + name.string());
+    fs::rename(name.string() + ".new", name);
+  }
+  Choice Chosen(const std::string& run) const {
+    const fs::path name = folder_ / ("done-" + run + "-choice");
+    AwaitFile(name, "rank 0 chooses no checkpoint");
+    Choice choice;
+    std::ifstream(name) >> choice.step >> choice.tag;
+    return choice;
+  }
+
   // Until every rank has come to this step of this run: or one is two saves ahead, and no two parts belong together.
   void Await(int64_t step, const std::string& run) const {
     std::ofstream(File("done-" + run, rank_, step)).close();
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-    for (int rank = 0; rank < world_size_; ++rank) {
-      while (!fs::exists(File("done-" + run, rank, step))) {
-        if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error("another rank does not save");
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      }
-    }
+    for (int rank = 0; rank < world_size_; ++rank)
+      AwaitFile(File("done-" + run, rank, step), "another rank does not save");
   }
 
  private:
+  static void AwaitFile(const fs::path& name, const char* problem) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!fs::exists(name)) {
+      if (std::chrono::steady_clock::now() > deadline) throw std::runtime_error(problem);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
   fs::path File(const std::string& what, int rank, int64_t step) const {
     return folder_ / (what + "-" + std::to_string(rank) + "-" + std::to_string(step));
   }
@@ -142,20 +166,28 @@ class Book {
   const int rank_, world_size_;
 };
 
-// The newest complete checkpoint; 0: there is none.
-int64_t RestoreNewest(Client& client, const std::string& directory, const Trainers& trainers) {
+// Rank 0's newest complete checkpoint, by all ranks. Its step; 0: there is none; -1: it is another one already.
+int64_t RestoreNewest(Client& client, const std::string& directory, const Trainers& trainers, const Book& book,
+                      const std::string& run, bool chooses) {
+  Book::Choice choice;
+  if (!chooses) choice = book.Chosen(run);
   std::unique_ptr<Restoring> restoring;
   try {
-    restoring = std::make_unique<Restoring>(client, directory, "");
+    if (chooses || choice.step > 0) restoring = std::make_unique<Restoring>(client, directory, choice.tag);
   } catch (const mlpo::Error& error) {
-    if (error.code() == -ENOENT) return 0;
-    throw;
+    if (!chooses || error.code() != -ENOENT) throw;
   }
+  if (chooses) {
+    if (restoring != nullptr) choice = {static_cast<int64_t>(restoring->step()), restoring->tag()};
+    book.Choose(choice, run);
+  }
+  if (restoring == nullptr) return 0;
+  if (static_cast<int64_t>(restoring->step()) != choice.step) return -1;
   std::vector<mlpo::Request> requests;
   for (const auto& trainer : trainers) requests.push_back(restoring->Submit(trainer->subgroup()));
   for (mlpo::Request& request : requests) request.Wait();
   restoring->End();
-  return static_cast<int64_t>(restoring->step());
+  return choice.step;
 }
 
 int SaveForEver(Client& client, Trainers& trainers, char** argv) {
@@ -164,8 +196,13 @@ int SaveForEver(Client& client, Trainers& trainers, char** argv) {
     Say("skip " + why);
     return 77;
   }
-  const Book book(directory, std::atoi(argv[3]), std::atoi(argv[4]));
-  int64_t step = RestoreNewest(client, directory, trainers);
+  const int rank = std::atoi(argv[3]);
+  const Book book(directory, rank, std::atoi(argv[4]));
+  int64_t step = RestoreNewest(client, directory, trainers, book, run, rank == 0);
+  if (step < 0) {
+    Say("parted");
+    return 4;
+  }
   if (step > 0) {
     book.Read(step, trainers);
     book.Forget(step);
@@ -206,11 +243,12 @@ int Train(char** argv, bool saves) {
   Client client = Connect(argv[1], argv[2], std::atoi(argv[3]), std::atoi(argv[4]), arena_bytes);
   Say("connected");
   const auto seed = static_cast<uint64_t>(std::atoll(argv[6]));
-  std::vector<std::unique_ptr<ReferenceTrainer>> trainers;
+  const std::string rank = saves ? argv[3] : "";  // in a checkpoint each tensor is a name of its own
+  Trainers trainers;
   trainers.push_back(std::make_unique<ReferenceTrainer>(
-      client, TrainerOptions{"a", 50'001, MLPO_BFLOAT16, MLPO_BFLOAT16, 2 * seed + 1}));
-  trainers.push_back(
-      std::make_unique<ReferenceTrainer>(client, TrainerOptions{"b", 12'289, MLPO_FLOAT32, MLPO_FLOAT32, 2 * seed}));
+      client, TrainerOptions{"a" + rank, 50'001, MLPO_BFLOAT16, MLPO_BFLOAT16, 2 * seed + 1}));
+  trainers.push_back(std::make_unique<ReferenceTrainer>(
+      client, TrainerOptions{"b" + rank, 12'289, MLPO_FLOAT32, MLPO_FLOAT32, 2 * seed}));
   Say("registered");
   if (saves) return SaveForEver(client, trainers, argv);
   const int steps = std::atoi(argv[5]);
