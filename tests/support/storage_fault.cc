@@ -137,16 +137,16 @@ class Ext4ReadOnly : public LoopFault {
 
 class FuseFault : public StorageFault {
  public:
-  // `op`: whose counter shows that it struck. `rules`: one a line.
+  // `op`: whose counter shows that it struck; "all". `rules`: one a line.
   FuseFault(std::string op, std::string rules) : op_(std::move(op)), rules_(std::move(rules)) {
     reason_ = fs_.reason();
     if (fs_.ok()) directory_ = fs_.point();
   }
   void Arm() override {
-    before_ = fs_.Of(op_).acted;
+    before_ = Acted();
     fs_.Rule(rules_);
   }
-  bool Struck() override { return fs_.Of(op_).acted > before_; }
+  bool Struck() override { return Acted() > before_; }
   bool Repair() override {
     fs_.Clear();
     return rules_.find("flip") == std::string::npos || op_ == "read";  // what was written wrong stays wrong
@@ -154,6 +154,13 @@ class FuseFault : public StorageFault {
   bool Hangs() const override { return rules_.find("hang") != std::string::npos; }
 
  private:
+  uint64_t Acted() const {
+    if (op_ != "all") return fs_.Of(op_).acted;
+    uint64_t acted = 0;
+    for (const char* op : {"read", "write", "fsync", "flush", "create", "fallocate"}) acted += fs_.Of(op).acted;
+    return acted;
+  }
+
   const std::string op_, rules_;
   FaultFs fs_;
   uint64_t before_ = 0;
@@ -172,6 +179,12 @@ Made Fuse(const char* op, const std::string& action) {
 // A part is synced, working files are not.
 Made FsyncFails() { return std::make_unique<FuseFault>("fsync", "fsync error 5 name=-0"); }
 
+// As a server that does not answer any more: blocks, headers and records, files made and closed.
+Made EverythingHangs() {
+  return std::make_unique<FuseFault>("all",
+                                     "read hang\nwrite hang\nfsync hang\nflush hang\ncreate hang\nfallocate hang");
+}
+
 std::string Flip(uint64_t seed) { return "flip " + std::to_string(seed); }
 
 }  // namespace
@@ -189,6 +202,7 @@ const std::vector<FaultKind>& FaultKinds() {
       {"fuse_delay_read", "read", kNone, kNone, "", true, [](uint64_t) { return Fuse("read", "delay 50"); }, ""},
       {"fuse_hang_write", "write", kNone, kNone, "", true, [](uint64_t) { return Fuse("write", "hang"); }, ""},
       {"fuse_hang_read", "read", kNone, kNone, "", true, [](uint64_t) { return Fuse("read", "hang"); }, ""},
+      {"fuse_hang_all", "all", kNone, kNone, "", true, [](uint64_t) { return EverythingHangs(); }, ""},
       // A block that is read wrong once is right when it is read again.
       {"fuse_flip_read", "read", kNone, kNone, "", true,
        [](uint64_t seed) { return Fuse("read", Flip(seed) + " times=1"); }, ""},
