@@ -60,10 +60,10 @@ class GrantingHost : public SessionHost {
     boost::asio::post(*io_, [this, id = identity.id] { server->SessionGone(id); });
   }
   void Dispose(std::shared_ptr<void>) override {}
-#ifdef MLPO_CHECKPOINT_OVERWRITE  // frames of checkpoints
   void BeginCheckpoint(const SessionIdentity&, const CheckpointRequest& request,
                        std::function<void(Result<CheckpointBegun>)> done) override {
     FUZZ_CHECK(request.tag.size() <= MLPO_MAX_TAG && request.directory.size() <= MLPO_MAX_DIRECTORY, "names");
+    FUZZ_CHECK(request.files == nullptr || request.files->size() == 2, "files of a part");
     CheckpointBegun begun;
     begun.attempt = request.attempt;
     begun.handle = 1;
@@ -77,7 +77,6 @@ class GrantingHost : public SessionHost {
     begun.handle = 1;
     boost::asio::post(*io_, [begun, done = std::move(done)] { done(begun); });
   }
-#endif
 
  private:
   boost::asio::io_context* const io_;
@@ -264,12 +263,10 @@ class Scene {
       FUZZ_CHECK(static_cast<size_t>(got) >= sizeof frame && frame.magic == MLPO_MAGIC && frame.reserved == 0 &&
                      frame.bytes == static_cast<uint32_t>(got),
                  "the daemon's frame is malformed");
-      bool known = frame.type == MLPO_FRAME_WELCOME || frame.type == MLPO_FRAME_ARENA ||
-                   frame.type == MLPO_FRAME_REGISTERED || frame.type == MLPO_FRAME_STAGED ||
-                   frame.type == MLPO_FRAME_LENT || frame.type == MLPO_FRAME_ERROR;
-#ifdef MLPO_CHECKPOINT_OVERWRITE
-      known = known || frame.type == MLPO_FRAME_CHECKPOINTING || frame.type == MLPO_FRAME_RESTORING;
-#endif
+      const bool known = frame.type == MLPO_FRAME_WELCOME || frame.type == MLPO_FRAME_ARENA ||
+                         frame.type == MLPO_FRAME_REGISTERED || frame.type == MLPO_FRAME_STAGED ||
+                         frame.type == MLPO_FRAME_LENT || frame.type == MLPO_FRAME_CHECKPOINTING ||
+                         frame.type == MLPO_FRAME_RESTORING || frame.type == MLPO_FRAME_ERROR;
       FUZZ_CHECK(known, "the daemon sent frame type " + std::to_string(frame.type));
       if (frame.type != MLPO_FRAME_ERROR) continue;
       const auto* error = reinterpret_cast<const mlpo_error*>(buffer);
@@ -294,8 +291,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 std::vector<std::string> mlpo::test::FuzzSeeds() {
   // Actions of client 0; 8 more is client 1.
-  const auto frame = [](char type, const std::string& body) {
-    std::string action = {'\2', type, '\1'};
+  constexpr char kPlain = 2, kWithTwoDescriptors = 2 + 2 * 32;
+  const auto frame = [](char type, const std::string& body, char how = kPlain) {
+    std::string action = {how, type, '\1'};
     Put(&action, static_cast<uint16_t>(body.size()));
     return action + body;
   };
@@ -335,7 +333,6 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
       hello + std::string("\0\1\1\0\6", 5) + registered + end,
       session + registered + end,  // MAPPED never comes
   };
-#ifdef MLPO_CHECKPOINT_OVERWRITE
   mlpo_checkpoint checkpoint = {};
   mlpo_restore restore = {};
   checkpoint.tag_bytes = restore.tag_bytes = 1;
@@ -345,6 +342,15 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
   std::memcpy(restore.directory, "/d", 2);
   seeds.push_back(session + frame(MLPO_FRAME_CHECKPOINT, body_of(checkpoint)) + answers +
                   frame(MLPO_FRAME_RESTORE, body_of(restore)) + answers);
-#endif
+  checkpoint.flags = MLPO_CHECKPOINT_FILES;
+  checkpoint.directory_bytes = restore.tag_bytes = restore.directory_bytes = 0;
+  restore.files = 4;
+  mlpo_restore_files files = {};
+  files.count = 2;
+  const std::string two = frame(MLPO_FRAME_RESTORE_FILES, body_of(files), kWithTwoDescriptors);
+  files.first = 2;
+  seeds.push_back(session + frame(MLPO_FRAME_CHECKPOINT, body_of(checkpoint), kWithTwoDescriptors) + answers +
+                  frame(MLPO_FRAME_RESTORE, body_of(restore)) + two +
+                  frame(MLPO_FRAME_RESTORE_FILES, body_of(files), kWithTwoDescriptors) + answers);
   return seeds;
 }

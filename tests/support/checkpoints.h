@@ -1,12 +1,11 @@
-// Checkpoints in tests: one rank's save and restore, by the C API. A client library that is older than checkpoints, or
-// a daemon that offers none, is a reason that NoCheckpoints() tells; then nothing else here may be used.
+// Checkpoints in tests: one rank's save and restore, by the C API. A daemon that offers none is a reason that
+// NoCheckpoints() tells; then nothing else here may be used.
 #pragma once
 
 #include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <mlpo/client.hpp>
-#include <stdexcept>
 #include <string>
 
 namespace mlpo::test {
@@ -14,9 +13,7 @@ namespace mlpo::test {
 // For the files of a save to be made, or a checkpoint to be found.
 inline constexpr Timeout kBeginPatience = std::chrono::seconds(60);
 
-#ifdef MLPO_CHECKPOINT_OPTIONS_INIT
-
-// "", or why this client and its daemon have none.
+// "", or why the daemon has none.
 inline std::string NoCheckpoints(const Client& client) {
   struct mlpo_restore_info info = {};
   info.struct_size = sizeof info;
@@ -103,32 +100,5 @@ class Restoring {
   uint64_t step_ = 0;
   std::string tag_;
 };
-
-#else
-
-inline std::string NoCheckpoints(const Client&) { return "this client library has no checkpoints"; }
-
-// Never made: NoCheckpoints() has been asked.
-class Save {
- public:
-  Save(const Client& client, const std::string&, const std::string&, uint64_t, bool = false, const uint8_t* = nullptr) {
-    throw std::logic_error(NoCheckpoints(client));
-  }
-  Request Take() { return Request(nullptr); }
-  Request Saved() { return Request(nullptr); }
-  void Abandon() {}
-};
-class Restoring {
- public:
-  Restoring(const Client& client, const std::string&, const std::string&) {
-    throw std::logic_error(NoCheckpoints(client));
-  }
-  uint64_t step() const { return 0; }
-  std::string tag() const { return ""; }
-  Request Submit(Subgroup&) { return Request(nullptr); }
-  void End() {}
-};
-
-#endif
 
 }  // namespace mlpo::test
