@@ -25,8 +25,9 @@ namespace {
 using namespace mlpo;
 using mlpo::test::FuzzInput;
 
-constexpr int kTypes = 24;                  // of frames: all that there are, and some more
-constexpr uint64_t kArenasBytes = 1 << 20;  // of all: a memfd is allocated when it is made
+constexpr char kPlain = 2, kWithTwoDescriptors = 2 + 2 * 32;  // actions of client 0 that send a frame
+constexpr int kTypes = 24;                                    // of frames: all that there are, and some more
+constexpr uint64_t kArenasBytes = 1 << 20;                    // of all: a memfd is allocated when it is made
 
 // Everything is granted, later and in the same thread, as the daemon does it.
 class GrantingHost : public SessionHost {
@@ -291,7 +292,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 std::vector<std::string> mlpo::test::FuzzSeeds() {
   // Actions of client 0; 8 more is client 1.
-  constexpr char kPlain = 2, kWithTwoDescriptors = 2 + 2 * 32;
   const auto frame = [](char type, const std::string& body, char how = kPlain) {
     std::string action = {how, type, '\1'};
     Put(&action, static_cast<uint16_t>(body.size()));
