@@ -1,5 +1,19 @@
-# Fuzz targets. In every build each is a program that takes its seeds, the files of corpus/<name> and some thousand changed
-# ones of them (replay_main.cc); with MLPO_FUZZ each is built with libFuzzer, too (tests/stress/fuzz runs those).
+# Fuzz targets. With MLPO_FUZZ each is built with libFuzzer (tests/stress/fuzz runs those). Under AddressSanitizer each is
+# a program besides that takes its seeds, the files of corpus/<name> and some thousand changed ones of them
+# (replay_main.cc): what tests/run --asan runs, for a wrong access is what nobody else would see. No other build has them.
+if(NOT MLPO_FUZZ AND NOT MLPO_SANITIZE STREQUAL "address")
+  return()
+endif()
+if(MLPO_FUZZ)
+  include(CheckCXXSourceCompiles)
+  set(CMAKE_REQUIRED_FLAGS -fsanitize=fuzzer)
+  check_cxx_source_compiles("extern \"C\" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }"
+                            MLPO_HAS_LIBFUZZER)
+  unset(CMAKE_REQUIRED_FLAGS)
+  if(NOT MLPO_HAS_LIBFUZZER)
+    message(FATAL_ERROR "MLPO_FUZZ needs clang's libFuzzer (Debian: libclang-rt-<version>-dev)")
+  endif()
+endif()
 pkg_check_modules(XXHASH REQUIRED IMPORTED_TARGET libxxhash)
 find_package(nlohmann_json REQUIRED)
 function(mlpo_fuzz name)

@@ -1,5 +1,5 @@
-// A fuzz target: one function that takes any bytes, and the inputs to begin with. Linked with replay_main.cc, which
-// every build has, or with clang's libFuzzer (MLPO_FUZZ).
+// A fuzz target: one function that takes any bytes, and the inputs to begin with. Linked with replay_main.cc (under
+// AddressSanitizer), or with clang's libFuzzer (MLPO_FUZZ).
 //
 // What must hold is said by FUZZ_CHECK, whatever the build; sanitizers see the rest. A target keeps nothing from one
 // input to the next but what is expensive to make and the same for all. One thread, unless the target has its own.

@@ -1,9 +1,9 @@
 // fuzz_NAME [--runs N] [--seed S] [--artifacts DIR] [--write-seeds DIR] [FILE | FOLDER]...
 //
-// A fuzz target without libFuzzer, for every compiler and sanitizer: feeds it its seeds, each FILE and each file of
-// FOLDER, then N changed ones of them (default 0), which follow from the seed S (default 1). With --write-seeds it only
-// writes the seeds to files. An input that ends the program, or takes longer than a minute, is left in DIR (default:
-// here) as crash-<target>. Exit code 0, 64 wrong usage, 66 what cannot be read or written, else the crash's.
+// A fuzz target without libFuzzer, for any compiler: feeds it its seeds, each FILE and each file of FOLDER, then N
+// changed ones of them (default 0), which follow from the seed S (default 1). With --write-seeds it only writes the
+// seeds to files. An input that ends the program, or takes longer than a minute, is left in DIR (default: here) as
+// crash-<target>. Exit code 0, 64 wrong usage, 66 what cannot be read or written, else the crash's.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>

@@ -2,8 +2,8 @@
 // I/O, under a daemon that trains: the right outcome, no wrong byte, nothing that hangs. tests/stress/faults runs it;
 // see Usage() below.
 //
-// A cell is one fault, phase and engine. It has a process group of its own, which is killed at its deadline: whatever
-// it does, the next one begins on a clean machine. Two paths: `faulty`, on the storage that fails, and `path0`, which
+// A cell is one fault, phase and engine. It has a process group and a folder of its own, of which nothing stays,
+// whatever it does: the next one begins on a clean machine. Two paths: `faulty`, on the storage that fails, and `path0`, which
 // does not. The state is five times the pool, so that each step reads and writes on both. All values are compared with
 // the scalar reference in memory (ReferenceTrainer); that a fault was met is asked of the storage. Phases:
 //   fetch, update, flush       it comes up before a step, at any moment of one, with its first write
@@ -13,7 +13,8 @@
 // What is right is said by the fault's Harm (storage_fault.h). Where it does none, every step, save and restore ends,
 // with all bits right. Else the first update that needs what is lost fails, with an error that names the path; after a
 // repair the same update ends it, all bits right; where there is no repair the session ends, and a new job trains
-// without the path. A save may fail, and leaves training alone; what it reported as complete is restored to the bit, as
+// without the path. While it lasts `status` says what the path is, and after a repair the path is used again without
+// being told. What hangs is let go when the daemon has noticed, or (for good) when what waits has failed. A save may fail, and leaves training alone; what it reported as complete is restored to the bit, as
 // far as the storage that it is on can be read, and what it did not is not restored at all. Always: the daemon runs,
 // answers `status` and ends in order.
 #include <unistd.h>
@@ -27,13 +28,17 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/checkpoints.h"
@@ -52,12 +57,13 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kCellSeconds = 240;  // several times what the slowest takes
 constexpr auto kAnswer = std::chrono::seconds(60);
-constexpr auto kHang = std::chrono::seconds(3);     // how long what hangs is left so
+constexpr auto kHang = std::chrono::seconds(3);     // so long nothing comes: it waits for what hangs
+constexpr int kNoticed = 10;                        // seconds for the daemon to say so; it takes five from the start
+constexpr int kWell = 90;                           // seconds for a path to be used again: probes are a minute apart
 constexpr int kWarmUp = 3, kArmed = 3, kAfter = 2;  // steps
 constexpr int kVoids = 5;                           // seeds that are tried where a fault was not met
 
 constexpr std::array kPhases = {"fetch", "update", "flush", "checkpoint", "checkpoint_to", "restore", "restore_from"};
-constexpr size_t kTrainingPhases = 3;  // the first ones
 constexpr std::array kEngines = {"io_uring", "threads"};
 
 struct Cell {
@@ -78,7 +84,7 @@ DaemonProcess::Options TwoPaths(const std::string& faulty, const std::string& en
   options.paths = faulty.empty() ? 2 : 1;
   options.memory = std::to_string(8 * 49'152);
   options.engine = engine;
-  options.config = "[scheduler]\nno_path_timeout = 5\n";
+  options.config = "[scheduler]\nno_path_timeout = 5\nhang_timeout = 10\n";
   if (!faulty.empty()) {
     options.config +=
         "[[path]]\nname = \"faulty\"\ndirectory = \"" + faulty + "\"\nengine = \"" + engine + "\"\n" + kSpeeds;
@@ -89,9 +95,11 @@ DaemonProcess::Options TwoPaths(const std::string& faulty, const std::string& en
 
 class Run {
  public:
-  Run(const Cell& cell, uint64_t seed, StorageFault* fault)
+  // `attempt`: the later, the sooner the fault comes, so that it is met.
+  Run(const Cell& cell, uint64_t seed, int attempt, StorageFault* fault)
       : cell_(cell),
         fault_(fault),
+        soon_(1.0 / (1 << 2 * attempt)),
         path_fails_(cell.phase != "checkpoint_to" && cell.phase != "restore_from"),
         random_(seed),
         subgroup_{"large", 160'013 + random_() % 4096, MLPO_BFLOAT16, MLPO_BFLOAT16, seed},
@@ -124,6 +132,7 @@ class Run {
     return met ? "" : "the fault was not met";
   }
   int steps() const { return steps_; }
+  std::string log() const { return daemon_.log(); }
 
  private:
   void Connect() {
@@ -135,7 +144,7 @@ class Run {
 
   void WaitForAnyMoment() {
     std::this_thread::sleep_for(
-        std::chrono::duration<double>(std::uniform_real_distribution<double>(0, step_seconds_)(random_)));
+        std::chrono::duration<double>(soon_ * std::uniform_real_distribution<double>(0, step_seconds_)(random_)));
   }
 
   // Steps under the fault, what comes of it, and steps after it. Whether it was met.
@@ -143,7 +152,8 @@ class Run {
     std::optional<std::string> failure;
     for (int i = 0; i < kArmed && !failure; ++i) failure = Step(arms && i == 0);
     const bool struck = struck_ || fault_->Struck();
-    if (fault_->Hangs()) Repair();  // a step may not have had to wait for it; reading the state would
+    // A step may not have had to wait for it; reading the state would.
+    if (fault_->Hangs() && !cell_.kind->for_good) Repair();
     if (failure) {
       GoOnAfter(*failure);
     } else if (struck) {
@@ -260,10 +270,8 @@ class Run {
       return struck;
     }
     const std::string text = refused->what();
-    // A bit that flips on the way is not read again: the restore fails, and may be repeated.
-    const bool noticed = IsFlip() && IsOfHash(*refused);
-    if (path_fails_ || (cell_.kind->harm == Harm::kNone && !noticed)) throw Wrong("the restore failed: " + text);
-    if (text.find(checkpoints_) == std::string::npos)
+    if (path_fails_ || cell_.kind->harm == Harm::kNone) throw Wrong("the restore failed: " + text);
+    if (text.find("checkpoint") == std::string::npos)  // its directory has the word in its name
       throw Wrong("the restore's error does not name the checkpoint: " + text);
     if (!Repair()) {
       EndWithoutState();
@@ -292,7 +300,6 @@ class Run {
       return error;
     }
   }
-  bool IsFlip() const { return cell_.kind->name.find("flip") != std::string_view::npos; }
   static bool IsOfHash(const mlpo::Error& error) { return std::strstr(error.what(), "damaged") != nullptr; }
 
   // ---- Training ----
@@ -327,15 +334,19 @@ class Run {
     return std::nullopt;
   }
 
-  // What hangs is let go after a while, in which the daemon must answer others.
+  // What hangs is let go after a while, in which the daemon must answer others, and say which path it is.
   mlpo_result Await(mlpo::Request& request) {
-    if (fault_->Hangs()) {
+    if (fault_->Hangs() && !cell_.kind->for_good) {
       if (const std::optional<mlpo_result> result = request.WaitFor(kHang)) return *result;
       const auto asked = Clock::now();
       (void)DaemonStatus(daemon_.socket());
       if (Clock::now() - asked > std::chrono::seconds(10))
         throw Wrong("status took longer than 10 s while a path hung");
       struck_ = struck_ || fault_->Struck();
+      const bool transfers = path_fails_ && cell_.kind->op != "all" && fault_->HoldsTransfers();
+      const bool noticed = !transfers ||
+                           Eventually([&] { return FaultyPath().at("state") == "suspect"; }, kNoticed);
+      if (!noticed) throw Wrong("the path hangs, and is " + FaultyPath().at("state").get<std::string>());
       Repair();
     }
     const std::optional<mlpo_result> result = request.WaitFor(kAnswer);
@@ -357,22 +368,39 @@ class Run {
     }
     if (kind.harm != Harm::kNone) throw Wrong("three steps succeeded though blocks that they need were lost");
     Compare();
-    const std::string state = FaultyPath().at("state");
-    // While some of what was there may be written again it may be well for a moment.
-    if (!kind.state.empty() && state != kind.state && state != "healthy")
-      throw Wrong("the path is " + state + ", and should be " + std::string(kind.state));
+    CheckState();
     const bool repaired = Repair();
     for (int i = 0; i < kAfter; ++i) trainer_->Step();
     Compare();
-    if (!repaired) return;
-    // It comes back by itself.
+    if (repaired) ComesBack();
+  }
+
+  // While it lasts.
+  void CheckState() const {
+    if (cell_.kind->states.empty() || !path_fails_) return;
+    const std::string state = FaultyPath().at("state");
+    std::istringstream right{std::string(cell_.kind->states)};
+    for (std::string word; right >> word;) {
+      if (word == state) return;
+    }
+    throw Wrong("the path is " + state + ", and should be: " + std::string(cell_.kind->states));
+  }
+
+  // By itself, and is written to again.
+  void ComesBack() {
+    uint64_t written = FaultyPath().at("written_bytes");
     const bool back = Eventually(
         [&] {
           trainer_->Step();
-          return FaultyPath().at("state") == "healthy";
+          const json path = FaultyPath();
+          if (path.at("state") == "healthy" && path.at("written_bytes") > written) return true;
+          written = std::max<uint64_t>(written, path.at("written_bytes"));
+          return false;
         },
-        60);
-    if (!back) throw Wrong("the path is " + FaultyPath().at("state").get<std::string>() + " a minute after its repair");
+        kWell);
+    if (!back)
+      throw Wrong("the path is " + FaultyPath().at("state").get<std::string>() + ", or not used, " +
+                  std::to_string(kWell) + " s after its repair");
     Compare();
   }
 
@@ -385,12 +413,14 @@ class Run {
 
   void GoOnAfter(const std::string& error) {
     CheckLost(error);
+    CheckState();
     if (Repair()) {
       if (!Eventually([&] { return SameUpdateEnds(); }, 60))
         throw Wrong("the same update fails a minute after the repair: " + last_error_);
       trainer_->StepReference();
       for (int i = 0; i < kAfter; ++i) trainer_->Step();
-      return Compare();
+      Compare();
+      return ComesBack();
     }
     EndWithoutState();
   }
@@ -476,6 +506,7 @@ class Run {
 
   const Cell& cell_;
   StorageFault* const fault_;
+  const double soon_;
   const bool path_fails_;  // else it is where checkpoints are
   std::mt19937_64 random_;
   const TrainerOptions subgroup_;
@@ -491,18 +522,19 @@ class Run {
   std::string last_error_;
 };
 
-json TryCell(const Cell& cell, uint64_t seed) {
+json TryCell(const Cell& cell, uint64_t seed, int attempt) {
   const std::unique_ptr<StorageFault> fault = cell.kind->make(seed);
   if (!fault->reason().empty()) return {{"outcome", "skipped"}, {"why", fault->reason()}};
   std::unique_ptr<Run> run;
   json answer;
   try {
-    run = std::make_unique<Run>(cell, seed, fault.get());
+    run = std::make_unique<Run>(cell, seed, attempt, fault.get());
     const std::string not_met = run->Go();
     answer = {{"outcome", not_met.empty() ? "ok" : "void"}, {"steps", run->steps()}};
     if (!not_met.empty()) answer["why"] = not_met;
   } catch (const std::exception& error) {
     answer = {{"outcome", "failed"}, {"why", error.what()}};
+    if (run) answer["log"] = EndOf(run->log());
   }
   try {
     fault->Repair();  // a daemon whose request hangs does not even die of SIGKILL
@@ -512,42 +544,34 @@ json TryCell(const Cell& cell, uint64_t seed) {
   return answer;
 }
 
-// Asked of a daemon, once.
-const std::string& WhyNoCheckpoints() {
-  static const std::string why = [] {
-    const json answer = InChild(kCellSeconds, [] {
-      DaemonProcess daemon;
-      const mlpo::Client client = Connect(daemon.socket());
-      return json{{"why", NoCheckpoints(client)}};
-    });
-    return answer.contains("outcome") ? "" : answer.value("why", "");  // it failed: so will the cells
-  }();
-  return why;
+// Why there is no such cell; "" if there is.
+std::string WhyNot(const FaultKind& kind, std::string_view phase) {
+  if (kind.make == nullptr) return std::string(kind.never);
+  if (kind.op == "fsync" && phase != "checkpoint_to") return "nothing is synced there";
+  if (kind.op == "read" && phase == "checkpoint_to") return "nothing is read there";
+  if (kind.op == "write" && phase == "restore_from") return "nothing is written there";
+  return "";
 }
 
-// Why there is no such cell; "" if there is.
-std::string NotOffered(const Cell& cell) {
-  if (cell.kind->make == nullptr) return std::string(cell.kind->never);
-  const std::string_view op = cell.kind->op;
-  if (op == "fsync" && cell.phase != "checkpoint_to") return "nothing is synced there";
-  if (op == "read" && cell.phase == "checkpoint_to") return "nothing is read there";
-  if (op == "write" && cell.phase == "restore_from") return "nothing is written there";
-  const auto phase = static_cast<size_t>(std::find(kPhases.begin(), kPhases.end(), cell.phase) - kPhases.begin());
-  return phase < kTrainingPhases ? "" : WhyNoCheckpoints();
+// So many of them, with as many kinds of faults as there are.
+std::vector<Cell> Draw(std::vector<Cell> cells, uint64_t count, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::shuffle(cells.begin(), cells.end(), random);
+  std::map<const FaultKind*, int> drawn;
+  std::vector<std::pair<int, Cell>> order;  // the how manieth of its kind
+  for (const Cell& cell : cells) order.emplace_back(drawn[cell.kind]++, cell);
+  std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Cell> few;
+  for (size_t i = 0; i < std::min<size_t>(count, order.size()); ++i) few.push_back(order[i].second);
+  return few;
 }
 
 json RunCell(const Cell& cell, uint64_t seed) {
-  if (const std::string why = NotOffered(cell); !why.empty()) return {{"outcome", "skipped"}, {"why", why}};
+  if (const std::string why = WhyNot(*cell.kind, cell.phase); !why.empty()) return {{"outcome", "skipped"}, {"why", why}};
   json answer;
   for (int attempt = 0; attempt < kVoids; ++attempt) {
-    std::string folder = "/tmp/mlpo-faults-XXXXXX";
-    if (::mkdtemp(folder.data()) == nullptr) return {{"outcome", "failed"}, {"why", "no folder in /tmp"}};
-    ::setenv("TMPDIR", folder.c_str(), 1);
-    answer = InChild(kCellSeconds, [&] { return TryCell(cell, seed + 1000 * static_cast<uint64_t>(attempt)); });
-    ::unsetenv("TMPDIR");
-    CleanUpBelow(folder);
-    std::error_code ignored;  // a folder that stays is only in the way of nobody
-    std::filesystem::remove_all(folder, ignored);
+    const uint64_t other = seed + 1000 * static_cast<uint64_t>(attempt);
+    answer = InChild(kCellSeconds, [&] { return TryCell(cell, other, attempt); });
     answer["attempts"] = attempt + 1;
     if (answer.at("outcome") != "void") break;
   }
@@ -557,9 +581,10 @@ json RunCell(const Cell& cell, uint64_t seed) {
 int Usage(int code) {
   std::fprintf(
       code == 0 ? stdout : stderr,
-      "Usage: fault_matrix [--short] [--rounds N] [--seed N] [--only FAULT[,PHASE[,ENGINE]]] [--without FAULT]...\n"
+      "Usage: fault_matrix [--sample N] [--rounds N] [--seed N] [--only FAULT[,PHASE[,ENGINE]]] [--without FAULT]...\n"
       "                    [--report FILE] [--fresh]\n"
-      "  --short    of the faults that are made quickly, one phase of a step and one of checkpoints, one engine each\n"
+      "  --sample   N cells only, of the faults that are over in seconds, drawn by the seed; no fault twice before all\n"
+      "             have been\n"
       "  --rounds   each cell so often, with other seeds (default 1)\n"
       "  --report   JSON lines are appended there; a cell that it has for the same sources and seed is not run again\n"
       "  --fresh    run it again, too\n"
@@ -570,16 +595,14 @@ int Usage(int code) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool quick = false, fresh = false;
-  uint64_t rounds = 1, seed = 1;
+  bool fresh = false;
+  uint64_t sample = 0, rounds = 1, seed = 1;  // sample 0: all cells
   std::string report_file;
   std::vector<std::string> only, without;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
-    if (flag == "--short") {
-      quick = true;
-    } else if (flag == "--fresh") {
+    if (flag == "--fresh") {
       fresh = true;
     } else if (flag == "--help") {
       return Usage(0);
@@ -587,7 +610,10 @@ int main(int argc, char** argv) {
       return Usage(64);
     } else {
       ++i;
-      if (flag == "--rounds") {
+      if (flag == "--sample") {
+        sample = NumberFlag(argv[0], flag, value);
+        if (sample == 0) return Usage(64);
+      } else if (flag == "--rounds") {
         rounds = NumberFlag(argv[0], flag, value);
       } else if (flag == "--seed") {
         seed = NumberFlag(argv[0], flag, value);
@@ -609,26 +635,25 @@ int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
 
   std::vector<Cell> cells;
-  size_t number = seed;
   for (const FaultKind& kind : FaultKinds()) {
     if (std::find(without.begin(), without.end(), kind.name) != without.end()) continue;
-    ++number;
-    for (size_t p = 0; p < kPhases.size(); ++p) {
-      for (size_t e = 0; e < kEngines.size(); ++e) {
-        const size_t others = kPhases.size() - kTrainingPhases;
-        const bool chosen = p == number % kTrainingPhases || p == kTrainingPhases + number % others;
-        if (quick && (!kind.quick || !chosen || e != number / 3 % 2)) continue;
+    if (sample > 0 && !kind.quick) continue;
+    for (const char* phase : kPhases) {
+      for (const char* engine : kEngines) {
         if (!only.empty() && only[0] != kind.name) continue;
-        if (only.size() > 1 && only[1] != kPhases[p]) continue;
-        if (only.size() > 2 && only[2] != kEngines[e]) continue;
-        cells.push_back({&kind, kPhases[p], kEngines[e]});
+        if (only.size() > 1 && only[1] != phase) continue;
+        if (only.size() > 2 && only[2] != engine) continue;
+        if (sample > 0 && !WhyNot(kind, phase).empty()) continue;
+        cells.push_back({&kind, phase, engine});
       }
     }
   }
+  if (sample > 0) cells = Draw(std::move(cells), sample, seed);
   if (cells.empty()) return Usage(64);
   uint64_t ok = 0, failed = 0, skipped = 0, known = 0;
   try {
     Report report(report_file, "faults", fresh);
+    const auto began = Clock::now();
     for (uint64_t round = 0; round < rounds; ++round) {
       for (const Cell& cell : cells) {
         json line = {{"fault", std::string(cell.kind->name)},
@@ -647,8 +672,13 @@ int main(int argc, char** argv) {
         report.Add(std::move(line));
       }
     }
-    report.Add(
-        {{"totals", true}, {"seed", seed}, {"ok", ok}, {"known", known}, {"failed", failed}, {"skipped", skipped}});
+    report.Add({{"totals", true},
+                {"seed", seed},
+                {"ok", ok},
+                {"known", known},
+                {"failed", failed},
+                {"skipped", skipped},
+                {"seconds", std::chrono::duration<double>(Clock::now() - began).count()}});
   } catch (const std::exception& error) {
     std::fprintf(stderr, "fault_matrix: %s\n", error.what());
     return 1;

@@ -2,10 +2,10 @@
 // clients, objects, paths that fail and return. tests/stress/soak runs it; see Usage() below.
 //
 // It goes in segments. In a segment scenes are drawn from the seed and overlap; each job that ends compares every byte
-// with the scalar reference (training_client), each object is compared with what was written. Where the daemon offers
-// them, one job saves and restores checkpoints for ever, however often it is killed, and a path is disabled, evacuated
-// and enabled. At a segment's end everything ends, and the daemon must be as it was after the first one: no session, no
-// file, no arena, the same descriptors and threads; and its resident memory must not grow with time. Faults are those
+// with the scalar reference (training_client), each object is compared with what was written. One job saves and restores
+// checkpoints for ever, however often it is killed, and a path is disabled, evacuated and enabled. At a segment's end
+// everything ends, and the daemon must be as it was after the first one: no session, no file, no arena, the same
+// descriptors and threads; and its resident memory must not grow with time. Faults are those
 // that must harm nobody (Harm::kNone), and reads that fail: while there are such, a job may end with an error that
 // names the path, and not otherwise.
 #include <signal.h>
@@ -26,7 +26,6 @@
 #include <thread>
 #include <vector>
 
-#include "tests/support/checkpoints.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/daemon_status.h"
 #include "tests/support/fault_fs.h"
@@ -58,6 +57,7 @@ constexpr const char* kFaults[] = {"write error 5 times=20",
                                    "write hang",
                                    "read hang"};
 constexpr const char* kReadFault = "read error 5 times=3";
+constexpr int kSavedSeconds = 30;  // for what a dead rank was saving
 constexpr int kWellSeconds = 90;  // for a path to be used again: longer than the longest pause between two probes
 
 struct Wrong : std::runtime_error {
@@ -103,13 +103,6 @@ class Soak {
     daemon_pid = daemon_.pid();
     if (!fs_.ok()) std::printf("without failing paths: %s\n", fs_.reason().c_str());
     std::filesystem::create_directory(Checkpoints());
-    mlpo::Client client = Connect(daemon_.socket(), "asks", 0, 1, kArenaBytes);
-    const std::string why = NoCheckpoints(client);
-    if (!why.empty()) std::printf("without checkpoints: %s\n", why.c_str());
-    saves_offered_ = why.empty();
-    client.Close();
-    commands_offered_ = CommandPath("enable");
-    if (!commands_offered_) std::printf("without commands for paths: %s\n", mlpo_last_error());
   }
 
   ~Soak() {
@@ -122,6 +115,7 @@ class Soak {
   Soak(const Soak&) = delete;
   Soak& operator=(const Soak&) = delete;
 
+  std::string log() const { return daemon_.log(); }
   // One segment; what happened in it. Throws what is wrong.
   json Segment(std::chrono::seconds duration) {
     ::alarm(static_cast<unsigned>(duration.count()) + kStuckSeconds);
@@ -132,7 +126,7 @@ class Soak {
       Reap(/*all=*/false);
       LetFaultGo(/*now=*/false);
       std::this_thread::sleep_for(std::chrono::milliseconds(Below(100)));
-      if (!daemon_.running()) throw Wrong("the daemon has ended:\n" + daemon_.log());
+      if (!daemon_.running()) throw Wrong("the daemon has ended");
     }
     LetFaultGo(/*now=*/true);
     if (left_) UsePathAgain();
@@ -182,10 +176,10 @@ class Soak {
         if (!hangs_) Objects();  // it waits, and what hangs is let go by this thread
         break;
       case 7:
-        if (saves_offered_) StartSaving();
+        StartSaving();
         break;
       case 8:
-        if (commands_offered_ && !hangs_) LeaveOrUsePath();
+        if (!hangs_) LeaveOrUsePath();
         break;
       default:
         Ask();
@@ -237,7 +231,7 @@ class Soak {
     saved_ = std::max(saved_, LastOf(text, "saved"));
   }
 
-  // False: this daemon has no such command, or it cannot be carried out now (mlpo_last_error()).
+  // False: it cannot be carried out now (mlpo_last_error()).
   bool CommandPath(const std::string& command) {
     char* text = nullptr;
     const int code = mlpo_control(daemon_.socket().c_str(), ("paths_" + command).c_str(), R"({"path":"path1"})",
@@ -408,13 +402,13 @@ class Soak {
       return status.at("sessions").empty() && status.at("arenas_bytes") == 0;
     });
     if (!alone) throw Wrong("sessions or arenas are left: " + status.dump());
-    if (!daemon_.ScratchGone()) throw Wrong("files are left, such as " + daemon_.ScratchFiles().front());
+    // What was being saved goes on without its rank.
+    if (!daemon_.ScratchGone(kSavedSeconds)) throw Wrong("files are left, such as " + daemon_.ScratchFiles().front());
+    if (!Eventually([&] { return FilesOfFaultyPath().empty(); }))
+      throw Wrong("files are left, such as " + FilesOfFaultyPath());
     if (status.at("lost_wakeups") != 0) throw Wrong("lost wake-ups");
-    for (const json& path : status.at("paths")) {
-      if (path.at("scratch_bytes") != 0) throw Wrong("extents are left: " + path.dump());
-    }
-    if (commands_offered_) AwaitWellPaths();
-    const size_t descriptors = static_cast<size_t>(daemon_.SettledDescriptors()), threads = Threads();
+    AwaitWellPaths();
+    const size_t descriptors = static_cast<size_t>(daemon_.SettledDescriptors()), threads = SettledThreads();
     const double minutes = std::chrono::duration<double>(Clock::now() - began_).count() / 60;
     resident_.emplace_back(minutes, static_cast<double>(daemon_.ResidentBytes()));
     if (resident_.size() == 1) {
@@ -429,17 +423,42 @@ class Soak {
     return {{"resident_bytes", resident_.back().second}, {"descriptors", descriptors}, {"threads", threads}};
   }
 
-  // They are probed until they are.
+  // Those whose threads' ends nobody waits for have gone (base/loose_threads.h): as many for a while.
+  size_t SettledThreads() const {
+    size_t count = Threads();
+    int same = 0;
+    (void)Eventually([&] {
+      const size_t now = Threads();
+      same = now == count ? same + 1 : 0;
+      count = now;
+      return same >= 40;
+    });
+    return count;
+  }
+
+  // A job's file, or a save's, on the path that fails, as the folder below it has it; "" if there is none.
+  std::string FilesOfFaultyPath() const {
+    if (!fs_.ok()) return "";
+    std::error_code error;  // files go while we look
+    for (std::filesystem::recursive_directory_iterator it(fs_.source(), error), end; it != end && !error;
+         it.increment(error)) {
+      if (it.depth() > 3 && it->is_regular_file(error)) return it->path().string();  // as DaemonProcess::ScratchFiles
+    }
+    return error ? error.message() : "";
+  }
+
+  // They are probed until they are; and nothing is there any more.
   void AwaitWellPaths() {
     json paths;
     const bool well = Eventually(
         [&] {
           paths = DaemonStatus(daemon_.socket()).at("paths");
-          return std::all_of(paths.begin(), paths.end(),
-                             [](const json& path) { return path.at("state") == "healthy"; });
+          return std::all_of(paths.begin(), paths.end(), [](const json& path) {
+            return path.at("state") == "healthy" && path.at("scratch_bytes") == 0;
+          });
         },
         kWellSeconds);
-    if (!well) throw Wrong("a path does not come back: " + paths.dump());
+    if (!well) throw Wrong("a path does not come back, or extents are left: " + paths.dump());
   }
 
   // The slope of a straight line through what was measured: single values go up and down.
@@ -468,7 +487,6 @@ class Soak {
   uint64_t names_ = 0;
   Clock::time_point fault_ends_;
   bool hangs_ = false, reads_fail_ = false;
-  bool saves_offered_ = false, commands_offered_ = false;
   bool left_ = false;  // path1 is disabled or evacuated
   int64_t saved_ = 0;  // that the saving rank has been told is complete
   Counts counts_;
@@ -476,6 +494,30 @@ class Soak {
   std::vector<std::pair<double, double>> resident_;  // minutes, bytes
   size_t descriptors_ = 0, threads_ = 0;
 };
+
+// Segments until the time is over, each with its line in the report.
+json Segments(Report* report, uint64_t seed, uint64_t drawn_from, uint64_t segment_s, uint64_t most, double left_s) {
+  Soak soak(drawn_from);
+  for (uint64_t number = 1; number <= most && left_s > 0; ++number) {
+    const auto from = Clock::now();
+    json line = {{"seed", seed}, {"drawn_from", drawn_from}, {"segment", number}, {"outcome", "ok"}};
+    try {
+      const int64_t seconds = std::min(static_cast<int64_t>(segment_s), static_cast<int64_t>(left_s));
+      line.update(soak.Segment(std::chrono::seconds(std::max<int64_t>(1, seconds))));
+    } catch (const std::exception& error) {
+      line["outcome"] = "failed";
+      line["why"] = error.what();
+      line["log"] = EndOf(soak.log());
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - from).count();
+    line["seconds"] = seconds;
+    left_s -= seconds;
+    const bool ok = line.at("outcome") == "ok";
+    report->Add(std::move(line));
+    if (!ok) return {{"outcome", "failed"}, {"reported", true}};
+  }
+  return {{"outcome", "ok"}};
+}
 
 int Usage(int code) {
   std::fprintf(code == 0 ? stdout : stderr,
@@ -524,34 +566,25 @@ int main(int argc, char** argv) {
   ::signal(SIGALRM, OnStuck);
   try {
     Report report(report_file, "soak", fresh);
-    double done_s = report.Sum({{"outcome", "ok"}}, "seconds");
-    if (done_s >= minutes * 60) {
-      std::printf("the report has %.0f minutes of these sources\n", done_s / 60);
+    const double known_s = report.Sum({{"outcome", "ok"}}, "seconds"), left_s = minutes * 60 - known_s;
+    if (left_s <= 0) {
+      std::printf("the report has %.0f minutes of these sources\n", known_s / 60);
       return 0;
     }
-    Soak soak(seed + static_cast<uint64_t>(done_s));  // what goes on does not do the same again
-    for (uint64_t number = 1; number <= most_segments && done_s < minutes * 60; ++number) {
-      const auto from = Clock::now();
-      const double left_s = minutes * 60 - done_s;
-      json line = {{"seed", seed}, {"segment", number}, {"outcome", "ok"}};
-      try {
-        const auto duration =
-            std::max<int64_t>(1, std::min(static_cast<int64_t>(segment), static_cast<int64_t>(left_s)));
-        line.update(soak.Segment(std::chrono::seconds(duration)));
-      } catch (const std::exception& error) {
-        line["outcome"] = "failed";
-        line["why"] = error.what();
-      }
-      const double seconds = std::chrono::duration<double>(Clock::now() - from).count();
-      line["seconds"] = seconds;
-      done_s += seconds;
-      const bool ok = line.at("outcome") == "ok";
-      report.Add(std::move(line));
-      if (!ok) return 1;
+    // The alarm of a segment comes before this deadline.
+    const int deadline = static_cast<int>(std::min(2 * left_s, static_cast<double>(most_segments) * 1800)) + 3600;
+    json answer = InChild(deadline, [&] {
+      // What goes on does not do the same again.
+      return Segments(&report, seed, seed + static_cast<uint64_t>(known_s), segment, most_segments, left_s);
+    });
+    if (answer.value("outcome", "") == "ok") return 0;
+    if (!answer.contains("reported")) {
+      answer["seed"] = seed;
+      report.Add(std::move(answer));
     }
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "soak: %s\n", error.what());
     return 1;
   }
-  return 0;
 }

@@ -1,5 +1,4 @@
-// Checkpoints in tests: one rank's save and restore, by the C API. A daemon that offers none is a reason that
-// NoCheckpoints() tells; then nothing else here may be used.
+// Checkpoints in tests: one rank's save and restore, by the C API.
 #pragma once
 
 #include <cerrno>
@@ -12,14 +11,6 @@ namespace mlpo::test {
 
 // For the files of a save to be made, or a checkpoint to be found.
 inline constexpr Timeout kBeginPatience = std::chrono::seconds(60);
-
-// "", or why the daemon has none.
-inline std::string NoCheckpoints(const Client& client) {
-  struct mlpo_restore_info info = {};
-  info.struct_size = sizeof info;
-  const int code = mlpo_restore_begin(client.get(), "/", "none", kBeginPatience.count(), &info);
-  return code == -EOPNOTSUPP ? mlpo_last_error() : "";
-}
 
 // Of one client at a time. The handle is the daemon's: nothing happens at the end of this one's life.
 class Save {

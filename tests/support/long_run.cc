@@ -14,9 +14,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <stdexcept>
+#include <system_error>
+#include <thread>
+
+#include "tests/unit/io_scratch.h"
 
 namespace mlpo::test {
 namespace {
@@ -70,11 +75,60 @@ bool ReadUntil(int fd, std::chrono::steady_clock::time_point deadline, std::stri
   }
 }
 
+// Unmounts everything below `folder` and frees the loop devices of files in it.
+void Unmount(const std::string& folder) {
+  std::vector<std::string> points;
+  std::ifstream mounts("/proc/self/mounts");
+  for (std::string line; std::getline(mounts, line);) {
+    std::istringstream fields(line);
+    std::string source, point;
+    fields >> source >> point;
+    if (point.rfind(folder + "/", 0) == 0) points.push_back(point);
+  }
+  for (auto point = points.rbegin(); point != points.rend(); ++point) {
+    if (::umount2(point->c_str(), MNT_DETACH) != 0) (void)RunQuietly("fusermount3 -u -z " + *point);
+  }
+  std::istringstream devices(OutputOf("losetup --list --noheadings --output NAME,BACK-FILE"));
+  for (std::string line; std::getline(devices, line);) {
+    std::istringstream fields(line);
+    std::string name, file;
+    fields >> name >> file;
+    if (file.rfind(folder + "/", 0) == 0) (void)RunQuietly("losetup --detach " + name);
+  }
+}
+
+constexpr int kCleanings = 100;  // a tenth of a second apart
+
+// In a process of its own: waits until whoever holds the other end of `held` lets go of it or dies, then ends the group
+// and removes what is in the folder, as often as somebody who dies still makes a file there.
+void CleanUpAfter(int held, pid_t group, const std::string& folder) {
+  char byte;
+  while (::read(held, &byte, 1) < 0 && errno == EINTR) {
+  }
+  ::kill(-group, SIGKILL);
+  for (int i = 0; i < kCleanings; ++i) {
+    Unmount(folder);
+    std::error_code error;
+    std::filesystem::remove_all(folder, error);
+    if (!std::filesystem::exists(folder, error)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
+// Whether the process has ended within `seconds`; it is waited for then.
+bool Ends(pid_t process, int seconds) {
+  for (int i = 0; i < 100 * seconds; ++i) {
+    if (::waitpid(process, nullptr, WNOHANG) == process) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
 }  // namespace
 
 Sources FindSources() {
   const std::string git = std::string("git -C '") + MLPO_SOURCE_FOLDER + "' ";
-  const std::string tested = " -- CMakeLists.txt proto client daemon tests/support tests/stress";
+  const std::string tested = " -- CMakeLists.txt proto client daemon tests/support tests/stress tests/unit/io_scratch.h";
   Sources sources;
   sources.commit = OutputOf(git + "rev-parse HEAD");
   sources.tree = OutputOf(git + "ls-tree HEAD" + tested + " | sha256sum | cut -c 1-16");
@@ -86,12 +140,15 @@ Report::Report(std::string file, std::string command, bool fresh)
     : file_(std::move(file)), command_(std::move(command)), sources_(FindSources()) {
   if (file_.empty()) return;
   std::ofstream appends(file_, std::ios::app);
-  if (!appends) throw std::runtime_error("the report " + file_ + " cannot be written");
   std::ifstream lines(file_);
-  for (std::string text; std::getline(lines, text) && !fresh;) {
-    json line = json::parse(text, nullptr, /*allow_exceptions=*/false);  // a run may have been cut in the middle of one
-    if (line.is_object()) lines_.push_back(std::move(line));
+  bool whole = true;  // a run may have been cut in the middle of a line
+  for (std::string text; std::getline(lines, text);) {
+    whole = !lines.eof();
+    json line = json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!fresh && line.is_object()) lines_.push_back(std::move(line));
   }
+  if (!whole) appends << "\n";
+  if (!appends.flush()) throw std::runtime_error("the report " + file_ + " cannot be written");
 }
 
 bool Report::Has(const json& like, const std::function<bool(const json&)>& counts) const {
@@ -130,18 +187,16 @@ void Report::Add(json line) {
 }
 
 json InChild(int seconds, const std::function<json()>& work) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return Failed("pipe2 failed");
+  std::string folder = TemporaryFolder() + "/mlpo-long-XXXXXX";
+  if (::mkdtemp(folder.data()) == nullptr) return Failed("no folder can be made: " + folder);
+  int answers[2], held[2];
+  if (::pipe2(answers, O_CLOEXEC) != 0 || ::pipe2(held, O_CLOEXEC) != 0) return Failed("pipe2 failed");
   std::fflush(stdout);
   const pid_t child = ::fork();
-  if (child < 0) {
-    ::close(ends[0]);
-    ::close(ends[1]);
-    return Failed("fork failed");
-  }
   if (child == 0) {
     ::setpgid(0, 0);
-    ::close(ends[0]);
+    for (const int fd : {answers[0], held[0], held[1]}) ::close(fd);
+    ::setenv("TMPDIR", folder.c_str(), 1);
     json answer;
     try {
       answer = work();
@@ -149,42 +204,46 @@ json InChild(int seconds, const std::function<json()>& work) {
       answer = Failed(error.what());
     }
     const std::string text = answer.dump(-1, ' ', false, json::error_handler_t::replace);
-    // A pipe takes so little at once; where it does not, the parent sees half a line.
-    (void)!::write(ends[1], text.data(), text.size());
+    for (size_t at = 0; at < text.size();) {
+      const ssize_t put = ::write(answers[1], text.data() + at, text.size() - at);
+      if (put <= 0) break;  // nobody reads any more
+      at += static_cast<size_t>(put);
+    }
     std::fflush(stdout);
     ::_exit(0);
   }
-  ::setpgid(child, child);  // whichever of the two is first; failing means that the child was
-  ::close(ends[1]);
+  if (child > 0) ::setpgid(child, child);  // whichever of the two is first; failing means that the child was
+  const pid_t cleaner = child < 0 ? -1 : ::fork();
+  if (cleaner == 0) {
+    ::setsid();  // what ends us by the terminal, or by our group, is not for it
+    for (const int fd : {answers[0], answers[1], held[1]}) ::close(fd);
+    CleanUpAfter(held[0], child, folder);
+    ::_exit(0);
+  }
+  ::close(answers[1]);
+  ::close(held[0]);
   std::string text;
-  const bool in_time = ReadUntil(ends[0], std::chrono::steady_clock::now() + std::chrono::seconds(seconds), &text);
-  ::close(ends[0]);
-  ::kill(-child, SIGKILL);  // what it has left behind, too; its own memory is dead already if it was in time
+  const bool in_time =
+      cleaner > 0 &&
+      ReadUntil(answers[0], std::chrono::steady_clock::now() + std::chrono::seconds(seconds), &text);
+  ::close(answers[0]);
+  if (child > 0) ::kill(-child, SIGKILL);
+  ::close(held[1]);
+  // Before the child is waited for: until then nobody else can have its number.
+  const bool clean = cleaner > 0 && Ends(cleaner, kCleanings / 10 + 30);
   int status = 0;
-  ::waitpid(child, &status, 0);
+  if (child > 0) ::waitpid(child, &status, 0);
+  if (cleaner < 0) return Failed("fork failed");
   if (!in_time) return Failed("it has not ended within " + std::to_string(seconds) + " s");
   json answer = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (answer.is_object()) return answer;
-  return Failed("its process ended with wait status " + std::to_string(status));
+  if (!answer.is_object()) answer = Failed("its process ended with wait status " + std::to_string(status));
+  if (!clean) answer["cleaning_up"] = "something is left in " + folder;
+  return answer;
 }
 
-void CleanUpBelow(const std::string& folder) {
-  std::vector<std::string> points;
-  std::ifstream mounts("/proc/self/mounts");
-  for (std::string line; std::getline(mounts, line);) {
-    std::istringstream fields(line);
-    std::string source, point;
-    fields >> source >> point;
-    if (point.rfind(folder + "/", 0) == 0) points.push_back(point);
-  }
-  for (auto point = points.rbegin(); point != points.rend(); ++point) (void)::umount2(point->c_str(), MNT_DETACH);
-  std::istringstream devices(OutputOf("losetup --list --noheadings --output NAME,BACK-FILE"));
-  for (std::string line; std::getline(devices, line);) {
-    std::istringstream fields(line);
-    std::string name, file;
-    fields >> name >> file;
-    if (file.rfind(folder + "/", 0) == 0) (void)OutputOf("losetup --detach " + name);
-  }
+std::string EndOf(const std::string& text) {
+  constexpr size_t kMost = 4000;
+  return text.size() <= kMost ? text : text.substr(text.size() - kMost);
 }
 
 uint64_t NumberFlag(const char* program, const std::string& flag, const char* value) {

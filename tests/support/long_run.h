@@ -1,6 +1,6 @@
 // LongRun: what the long commands (fault matrix, soak) have in common: a report in JSON lines that says of which
-// sources each line is, so that a run that was cut goes on where it ended, and parts of the work in processes of their
-// own.
+// sources each line is, so that a run that was cut goes on where it ended, and work in processes of its own, of which
+// nothing stays.
 //
 // A report's line counts later if it is of the same sources: the tree objects of the folders under test, and nothing
 // changed in the working copy. One thread.
@@ -43,13 +43,14 @@ class Report {
   std::vector<nlohmann::json> lines_;
 };
 
-// Runs `work` in a child that leads a process group of its own, and returns what it returned. When it has not ended
-// within `seconds`, or ended otherwise, the whole group is killed and the answer is {"outcome": "failed", "why": ...}.
-// The child's standard output is ours.
+// Runs `work` in a child that leads a process group of its own and has a folder of its own as $TMPDIR, and returns what
+// it returned. When it has not ended within `seconds`, or ended otherwise, the answer is {"outcome": "failed", "why":
+// ...}. Whatever it leaves goes: processes, mounts, loop devices of files in the folder, the folder; also when we are
+// killed ourselves, for a third process looks after that. The child's standard output is ours.
 nlohmann::json InChild(int seconds, const std::function<nlohmann::json()>& work);
 
-// Unmounts everything below `folder` and frees the loop devices of files in it: after a child that was killed.
-void CleanUpBelow(const std::string& folder);
+// The end of a text, as much as a line of a report may have: of a daemon's log.
+std::string EndOf(const std::string& text);
 
 // A number of a flag; exits with 64 if it is none.
 uint64_t NumberFlag(const char* program, const std::string& flag, const char* value);

@@ -152,6 +152,7 @@ class FuseFault : public StorageFault {
     return rules_.find("flip") == std::string::npos || op_ == "read";  // what was written wrong stays wrong
   }
   bool Hangs() const override { return rules_.find("hang") != std::string::npos; }
+  bool HoldsTransfers() override { return fs_.Of("read").hanging + fs_.Of("write").hanging > 0; }
 
  private:
   uint64_t Acted() const {
@@ -191,28 +192,36 @@ std::string Flip(uint64_t seed) { return "flip " + std::to_string(seed); }
 
 const std::vector<FaultKind>& FaultKinds() {
   using enum Harm;
+  // Of a path whose device has failed: which one depends on how often, and on whether a probe is under way.
+  static constexpr std::string_view kFailed = "suspect quarantined probing";
   static const std::vector<FaultKind> kinds = {
-      {"fuse_write_eio", "write", kNone, kMustLose, "", true, [](uint64_t) { return Fuse("write", "error 5"); }, ""},
-      {"fuse_read_eio", "read", kMustLose, kNone, "", true, [](uint64_t) { return Fuse("read", "error 5"); }, ""},
+      {"fuse_write_eio", "write", kNone, kMustLose, kFailed, true, [](uint64_t) { return Fuse("write", "error 5"); }, ""},
+      {"fuse_read_eio", "read", kMustLose, kNone, kFailed, true, [](uint64_t) { return Fuse("read", "error 5"); }, ""},
       {"fuse_fsync_eio", "fsync", kNone, kMustLose, "", true, [](uint64_t) { return FsyncFails(); }, ""},
       {"fuse_edquot", "write", kNone, kMustLose, "full", true, [](uint64_t) { return Fuse("write", "error 122"); }, ""},
-      {"fuse_short_write", "write", kNone, kNone, "", true, [](uint64_t) { return Fuse("write", "short 8192"); }, ""},
-      {"fuse_short_read", "read", kNone, kNone, "", true, [](uint64_t) { return Fuse("read", "short 8192"); }, ""},
-      {"fuse_delay_write", "write", kNone, kNone, "", true, [](uint64_t) { return Fuse("write", "delay 50"); }, ""},
-      {"fuse_delay_read", "read", kNone, kNone, "", true, [](uint64_t) { return Fuse("read", "delay 50"); }, ""},
+      {"fuse_short_write", "write", kNone, kNone, "healthy", true,
+       [](uint64_t) { return Fuse("write", "short 8192"); }, ""},
+      {"fuse_short_read", "read", kNone, kNone, "healthy", true, [](uint64_t) { return Fuse("read", "short 8192"); },
+       ""},
+      {"fuse_delay_write", "write", kNone, kNone, "healthy", true, [](uint64_t) { return Fuse("write", "delay 50"); },
+       ""},
+      {"fuse_delay_read", "read", kNone, kNone, "healthy", true, [](uint64_t) { return Fuse("read", "delay 50"); }, ""},
       {"fuse_hang_write", "write", kNone, kNone, "", true, [](uint64_t) { return Fuse("write", "hang"); }, ""},
       {"fuse_hang_read", "read", kNone, kNone, "", true, [](uint64_t) { return Fuse("read", "hang"); }, ""},
       {"fuse_hang_all", "all", kNone, kNone, "", true, [](uint64_t) { return EverythingHangs(); }, ""},
+      {"fuse_hang_for_good", "read", kMustLose, kNone, "suspect", false, [](uint64_t) { return Fuse("read", "hang"); },
+       "", /*for_good=*/true},
       // A block that is read wrong once is right when it is read again.
-      {"fuse_flip_read", "read", kNone, kNone, "", true,
+      {"fuse_flip_read", "read", kNone, kNone, "healthy", true,
        [](uint64_t seed) { return Fuse("read", Flip(seed) + " times=1"); }, ""},
-      {"fuse_flip_write", "write", kMustNotice, kMustNotice, "", true,
+      {"fuse_flip_write", "write", kMustNotice, kMustNotice, kFailed, true,
        [](uint64_t seed) { return Fuse("write", Flip(seed)); }, ""},
-      {"ext4_full", "write", kNone, kMustLose, "full", true,
+      // Its files may have all the room that they need.
+      {"ext4_full", "write", kNone, kMustLose, "full healthy", true,
        [](uint64_t) -> Made { return std::make_unique<Ext4Full>(); }, ""},
       {"ext4_readonly", "write", kNone, kMustLose, "read_only", false,
        [](uint64_t) -> Made { return std::make_unique<Ext4ReadOnly>(); }, ""},
-      {"xfs_shutdown", "all", kMustLose, kMustLose, "", false,
+      {"xfs_shutdown", "all", kMustLose, kMustLose, kFailed, false,
        [](uint64_t) -> Made { return std::make_unique<XfsShutdown>(); }, ""},
       {"loop_cut", "all", kMayLose, kMayLose, "", false, [](uint64_t) -> Made { return std::make_unique<LoopCut>(); },
        ""},

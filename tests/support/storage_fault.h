@@ -35,6 +35,8 @@ class StorageFault {
   virtual bool Repair() = 0;
   // Calls take as long as it is armed, and end when it is repaired.
   virtual bool Hangs() const { return false; }
+  // Whether a read or a write is in it now.
+  virtual bool HoldsTransfers() { return false; }
 
   StorageFault(const StorageFault&) = delete;
   StorageFault& operator=(const StorageFault&) = delete;
@@ -47,14 +49,15 @@ class StorageFault {
 
 struct FaultKind {
   std::string_view name;
-  std::string_view op;     // what it meets: "read", "write", "fsync"; "all" of them
-  Harm harm;               // to a path
-  Harm saving;             // to a checkpoint that is saved there while it lasts
-  std::string_view state;  // of a path that it has met, in status; "": one of several
-  bool quick;              // made in less than a second
+  std::string_view op;      // what it meets: "read", "write", "fsync"; "all" of them
+  Harm harm;                // to a path
+  Harm saving;              // to a checkpoint that is saved there while it lasts
+  std::string_view states;  // one of these is that of a path that it has met, in status, while it lasts; "": any
+  bool quick;               // made in less than a second, and over in a few
   // nullptr: never to be had here, and `never` says why.
   std::unique_ptr<StorageFault> (*make)(uint64_t seed);
   std::string_view never;
+  bool for_good = false;  // what hangs is let go only after what waits for it has failed
 };
 const std::vector<FaultKind>& FaultKinds();
 // nullptr if there is none of the name.
