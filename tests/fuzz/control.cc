@@ -8,6 +8,7 @@
 #include <boost/asio/io_context.hpp>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "daemon/control/control_server.h"
 #include "daemon/control/json_rpc.h"
@@ -17,16 +18,6 @@
 namespace {
 
 using namespace mlpo;
-
-// Commands that the server may not have yet.
-template <class Handlers>
-void AddCommands(Handlers* handlers) {
-  const auto answer = [](const auto&, const std::function<void(Result<std::string>)>& done) {
-    done(std::string("{}"));
-  };
-  if constexpr (requires { handlers->gc; }) handlers->gc = answer;
-  if constexpr (requires { handlers->path; }) handlers->path = answer;
-}
 
 class Server {
  public:
@@ -50,7 +41,15 @@ class Server {
     handlers.stop_bench = [] {};
     handlers.trace = [](double, std::function<void(Trace)> answer) { answer(Trace()); };
     handlers.trace_stop = [] {};
-    AddCommands(&handlers);
+    handlers.gc = [](const GcRequest&, std::function<void(Result<std::string>)> answer) {
+      answer(std::string("{}"));
+    };
+    handlers.path = [](const PathCommand& command, std::function<void(Result<std::string>)> answer) {
+      if (command.path == "a") return answer(std::string("{}"));
+      answer(Status::Invalid("no path '" + command.path + "'"));
+    };
+    handlers.request_checkpoint = [](std::optional<uint32_t>, std::optional<std::string>,
+                                     std::function<void(uint64_t)> answer) { answer(1); };
     Result<std::unique_ptr<ControlServer>> opened = ControlServer::Open(io_, options_, std::move(handlers));
     FUZZ_CHECK(opened.ok(), opened.status().message());
     server_ = std::move(*opened);
@@ -145,7 +144,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 std::vector<std::string> mlpo::test::FuzzSeeds() {
   std::vector<std::string> seeds;
-  for (const char* method : {"status", "sessions", "paths", "metrics", "version", "doctor", "drain", "bench", "none"}) {
+  for (const char* method : {"status", "sessions", "paths", "metrics", "version", "doctor", "drain", "bench",
+                             "checkpoint_request", "trace_stop", "trace_read", "none"}) {
     const std::string line = R"({"jsonrpc":"2.0","id":7,"method":")" + std::string(method) + "\"}\n";
     seeds.push_back('\0' + line);
     seeds.push_back('\5' + line + line);
@@ -154,7 +154,7 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
   for (const auto& [method, params] :
        {std::pair("paths_disable", R"({"path":"a"})"), std::pair("paths_enable", R"({"path":"/a"})"),
         std::pair("paths_evacuate", R"({"path":""})"), std::pair("gc", R"({"dry_run":true,"node":"n"})"),
-        std::pair("trace_start", R"({"seconds":1})")}) {
+        std::pair("checkpoint_request", R"({"job":"a"})"), std::pair("trace_start", R"({"seconds":1})")}) {
     std::string line = with_params;
     line.replace(line.find('%'), 1, method);
     seeds.push_back('\0' + line + params + "}\n");

@@ -173,6 +173,7 @@ TEST_CASE("Hostile.DescriptorOfAHungFileSystem") {
   }
   DaemonProcess daemon;
   Witness witness(daemon);
+  const int descriptors = daemon.SettledDescriptors();
   const int fd = ::open((fs.point() + "/file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   REQUIRE(fd >= 0);
   RawSession running(daemon.socket(), SmallArena("running"));
@@ -181,11 +182,32 @@ TEST_CASE("Hostile.DescriptorOfAHungFileSystem") {
   // An older kernel makes the daemon take one from HELLO.
   RawSession greeting(daemon.socket());
   if (KernelGivesPidfd()) greeting.Send(SmallArena("greeting"), std::vector<int>(8, fd));
+  // Frames that may have some: these are taken, and closed by somebody whom nobody waits for.
+  RawSession saving(daemon.socket(), SmallArena("saving"));
+  mlpo_checkpoint save = {};
+  save.frame = {MLPO_MAGIC, MLPO_FRAME_CHECKPOINT, 0, sizeof save, 1};
+  save.flags = MLPO_CHECKPOINT_FILES;
+  save.tag_bytes = 1;
+  save.tag[0] = 't';
+  saving.Send(save, std::vector<int>(2, fd));  // one file twice: refused
+  RawSession restoring(daemon.socket(), SmallArena("restoring"));
+  mlpo_restore restore = {};
+  restore.frame = {MLPO_MAGIC, MLPO_FRAME_RESTORE, 0, sizeof restore, 1};
+  restore.files = 3;
+  restoring.Send(restore);
+  mlpo_restore_files two = {};
+  two.frame = {MLPO_MAGIC, MLPO_FRAME_RESTORE_FILES, 0, sizeof two, 1};
+  two.count = 2;
+  restoring.Send(two, std::vector<int>(2, fd));
+  restoring.Close();
   CHECK(SecondsOf([&] { (void)DaemonStatus(daemon.socket()); }) < 5);
   CHECK(SecondsOf([&] { witness.Step(); }) < 5);
   CHECK(SecondsOf([&] { RawSession(daemon.socket(), SmallArena("another")); }) < 5);
   fs.Clear();
   ::close(fd);
+  for (RawSession* session : {&running, &greeting, &saving}) session->Close();
+  REQUIRE(witness.Alone());
+  CHECK(Eventually([&] { return daemon.OpenDescriptors() == descriptors; }));
   CHECK(witness.Complaint() == "");
 }
 
