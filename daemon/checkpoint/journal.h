@@ -42,6 +42,8 @@ std::string JournalName(const JournalRecord& record);
 
 // Durable when it returns; replaces the one with the same name.
 Status SaveJournal(int journal_fd, const std::string& shown, const JournalRecord& record);
+// Whether it could be saved there now: a file system that is full or read-only says so only when something is written.
+Status ProveJournal(int journal_fd, const std::string& shown, const JournalRecord& record);
 Status RemoveJournal(int journal_fd, const std::string& shown, const JournalRecord& record);
 // All that are there. What is no record of ours is left alone and named in *strange; what was being written when a
 // daemon died is no record, and in *unfinished.

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "tests/support/catch.h"
+#include "tests/support/checkpoints.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/daemon_status.h"
 #include "tests/support/fault_fs.h"
@@ -99,6 +100,25 @@ TEST_CASE("C11_APathOverItsQuotaIsFullNotBrokenAndComesBack") {
     const nlohmann::json path = FaultyPath(daemon);
     return path.at("state") == "healthy" && path.at("written_bytes") > written;
   }));
+  CHECK(trainer.Difference() == "");
+}
+
+// Neither its blocks nor what the daemon writes down about the save have to be there.
+TEST_CASE("C11_AFullPathIsNoReasonNotToSave") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 1));
+  const std::string directory = daemon.folder() + "/checkpoints";
+  REQUIRE(fs::create_directory(directory));
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  faulty.Rule("write error " + std::to_string(ENOSPC));
+  Save save(client, directory, "one", 2);
+  mlpo::Request take = save.Take(), saved = save.Saved();
+  take.Wait();
+  CHECK(saved.Wait().value == 1);
+  trainer.Step();
   CHECK(trainer.Difference() == "");
 }
 
