@@ -41,9 +41,7 @@ class Server {
     handlers.stop_bench = [] {};
     handlers.trace = [](double, std::function<void(Trace)> answer) { answer(Trace()); };
     handlers.trace_stop = [] {};
-    handlers.gc = [](const GcRequest&, std::function<void(Result<std::string>)> answer) {
-      answer(std::string("{}"));
-    };
+    handlers.gc = [](const GcRequest&, std::function<void(Result<std::string>)> answer) { answer(std::string("{}")); };
     handlers.path = [](const PathCommand& command, std::function<void(Result<std::string>)> answer) {
       if (command.path == "a") return answer(std::string("{}"));
       answer(Status::Invalid("no path '" + command.path + "'"));

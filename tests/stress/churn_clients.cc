@@ -1,6 +1,6 @@
-// Many clients that connect, work and are killed, all at once, beside one that trains: its bits are right, its steps
-// take what its share of the paths allows, and nothing of the others stays. 64 clients for ten minutes with
-// MLPO_LONG=1.
+// Many clients that connect, work and are killed, all at once, each with what its quota allows, beside one that
+// trains: its bits are right, its steps take what its share of the paths allows, and nothing of the others stays. 64
+// clients for ten minutes with MLPO_LONG=1.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -33,12 +34,16 @@ class Place {
   // Kills its client when its time has come, and starts the next one, of the same rank, at once.
   void Look() {
     if (Clock::now() < ends_) return;
-    client_->Kill();
+    Stop();
     ++kills_;
     Start();
   }
-  void Stop() { client_.reset(); }
+  void Stop() {
+    if (!client_->Runs() && complaint_.empty()) complaint_ = "it has ended by itself: " + client_->LastWords();
+    client_->Kill();
+  }
   int kills() const { return kills_; }
+  const std::string& complaint() const { return complaint_; }
 
  private:
   void Start() {
@@ -55,6 +60,7 @@ class Place {
   std::unique_ptr<RankProcess> client_;
   Clock::time_point ends_;
   int kills_ = 0;
+  std::string complaint_;
 };
 
 double Median(std::vector<double> values) {
@@ -69,7 +75,10 @@ size_t Sessions(const DaemonProcess& daemon) { return DaemonStatus(daemon.socket
 TEST_CASE("C24_ManyClientsComeAndGoBesideOneThatTrains") {
   const int clients = LongForm() ? 64 : 12;
   const auto duration = std::chrono::seconds(LongForm() ? 600 : 6);
-  DaemonProcess daemon({.paths = 2, .memory = "1MiB"});
+  DaemonProcess daemon({.paths = 2,
+                        .memory = "1MiB",
+                        .environment = {"MLPO_MEMORY__ARENAS=2GiB"},
+                        .config = "[quota]\njob_sessions = 1\njob_arenas = \"16MiB\"\n"});
   Client client = Connect(daemon.socket(), "survivor", 0, 1, 16 << 20);
   ReferenceTrainer trainer(client, {"survivor", 200'003, MLPO_BFLOAT16, MLPO_BFLOAT16, 5});
   std::vector<double> alone, beside;
@@ -110,6 +119,7 @@ TEST_CASE("C24_ManyClientsComeAndGoBesideOneThatTrains") {
   int kills = 0;
   for (const auto& place : places) {
     place->Stop();
+    CHECK(place->complaint() == "");
     kills += place->kills();
   }
 
@@ -121,6 +131,8 @@ TEST_CASE("C24_ManyClientsComeAndGoBesideOneThatTrains") {
   const nlohmann::json status = DaemonStatus(daemon.socket());
   CHECK(status.at("protocol_errors") == 0);
   CHECK(status.at("lost_wakeups") == 0);
+  // Its job's and its user's.
+  CHECK(Eventually([&] { return DaemonStatus(daemon.socket()).at("quotas").size() == 2; }));
   const double busy = std::accumulate(sessions.begin(), sessions.end(), 0.0) / static_cast<double>(sessions.size());
   std::printf("%d kills of %d clients, %.1f sessions on average; step %.1f ms alone, %.1f ms beside them\n", kills,
               clients, busy, 1e3 * Median(alone), 1e3 * Median(beside));

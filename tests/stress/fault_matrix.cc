@@ -3,9 +3,10 @@
 // see Usage() below.
 //
 // A cell is one fault, phase and engine. It has a process group and a folder of its own, of which nothing stays,
-// whatever it does: the next one begins on a clean machine. Two paths: `faulty`, on the storage that fails, and `path0`, which
-// does not. The state is five times the pool, so that each step reads and writes on both. All values are compared with
-// the scalar reference in memory (ReferenceTrainer); that a fault was met is asked of the storage. Phases:
+// whatever it does: the next one begins on a clean machine. Two paths: `faulty`, on the storage that fails, and
+// `path0`, which does not. The state is five times the pool, so that each step reads and writes on both. All values are
+// compared with the scalar reference in memory (ReferenceTrainer); that a fault was met is asked of the storage.
+// Phases:
 //   fetch, update, flush       it comes up before a step, at any moment of one, with its first write
 //   checkpoint, restore        at any moment while the state is saved to, or filled from, storage that is well
 //   checkpoint_to              the part of a checkpoint is written to the storage that fails; all paths are well
@@ -14,9 +15,10 @@
 // with all bits right. Else the first update that needs what is lost fails, with an error that names the path; after a
 // repair the same update ends it, all bits right; where there is no repair the session ends, and a new job trains
 // without the path. While it lasts `status` says what the path is, and after a repair the path is used again without
-// being told. What hangs is let go when the daemon has noticed, or (for good) when what waits has failed. A save may fail, and leaves training alone; what it reported as complete is restored to the bit, as
-// far as the storage that it is on can be read, and what it did not is not restored at all. Always: the daemon runs,
-// answers `status` and ends in order.
+// being told. What hangs is let go when the daemon has noticed, or (for good) when what waits has failed. A save may
+// fail, and leaves training alone; what it reported as complete is restored to the bit, as far as the storage that it
+// is on can be read, and what it did not is not restored at all. Always: the daemon runs, answers `status` and ends in
+// order.
 #include <unistd.h>
 
 #include <algorithm>
@@ -344,8 +346,7 @@ class Run {
         throw Wrong("status took longer than 10 s while a path hung");
       struck_ = struck_ || fault_->Struck();
       const bool transfers = path_fails_ && cell_.kind->op != "all" && fault_->HoldsTransfers();
-      const bool noticed = !transfers ||
-                           Eventually([&] { return FaultyPath().at("state") == "suspect"; }, kNoticed);
+      const bool noticed = !transfers || Eventually([&] { return FaultyPath().at("state") == "suspect"; }, kNoticed);
       if (!noticed) throw Wrong("the path hangs, and is " + FaultyPath().at("state").get<std::string>());
       Repair();
     }
@@ -567,7 +568,8 @@ std::vector<Cell> Draw(std::vector<Cell> cells, uint64_t count, uint64_t seed) {
 }
 
 json RunCell(const Cell& cell, uint64_t seed) {
-  if (const std::string why = WhyNot(*cell.kind, cell.phase); !why.empty()) return {{"outcome", "skipped"}, {"why", why}};
+  if (const std::string why = WhyNot(*cell.kind, cell.phase); !why.empty())
+    return {{"outcome", "skipped"}, {"why", why}};
   json answer;
   for (int attempt = 0; attempt < kVoids; ++attempt) {
     const uint64_t other = seed + 1000 * static_cast<uint64_t>(attempt);
@@ -583,7 +585,8 @@ int Usage(int code) {
       code == 0 ? stdout : stderr,
       "Usage: fault_matrix [--sample N] [--rounds N] [--seed N] [--only FAULT[,PHASE[,ENGINE]]] [--without FAULT]...\n"
       "                    [--report FILE] [--fresh]\n"
-      "  --sample   N cells only, of the faults that are over in seconds, drawn by the seed; no fault twice before all\n"
+      "  --sample   N cells only, of the faults that are over in seconds, drawn by the seed; no fault twice before "
+      "all\n"
       "             have been\n"
       "  --rounds   each cell so often, with other seeds (default 1)\n"
       "  --report   JSON lines are appended there; a cell that it has for the same sources and seed is not run again\n"

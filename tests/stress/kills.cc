@@ -204,7 +204,8 @@ class Kills {
       const std::string& text = rank->LastWords();
       CheckRestored(text);
       // Nothing that others do, or did before they died, is an error to it.
-      if (!daemon_died && text.find("error ") != std::string::npos) throw Wrong("a rank was refused something:\n" + text);
+      if (!daemon_died && text.find("error ") != std::string::npos)
+        throw Wrong("a rank was refused something:\n" + text);
       restored_ += LastOf(text, "restored") >= 0;
       saved = std::max(saved, LastOf(text, "saved"));
     }

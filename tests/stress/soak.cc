@@ -2,12 +2,12 @@
 // clients, objects, paths that fail and return. tests/stress/soak runs it; see Usage() below.
 //
 // It goes in segments. In a segment scenes are drawn from the seed and overlap; each job that ends compares every byte
-// with the scalar reference (training_client), each object is compared with what was written. One job saves and restores
-// checkpoints for ever, however often it is killed, and a path is disabled, evacuated and enabled. At a segment's end
-// everything ends, and the daemon must be as it was after the first one: no session, no file, no arena, the same
-// descriptors and threads; and its resident memory must not grow with time. Faults are those
-// that must harm nobody (Harm::kNone), and reads that fail: while there are such, a job may end with an error that
-// names the path, and not otherwise.
+// with the scalar reference (training_client), each object is compared with what was written. One job saves and
+// restores checkpoints for ever, however often it is killed, and a path is disabled, evacuated and enabled. At a
+// segment's end everything ends, and the daemon must be as it was after the first one: no session, no file, no arena,
+// the same descriptors and threads; and its resident memory must not grow with time. Faults are those that must harm
+// nobody (Harm::kNone), and reads that fail: while there are such, a job may end with an error that names the path, and
+// not otherwise.
 #include <signal.h>
 #include <unistd.h>
 
@@ -58,7 +58,7 @@ constexpr const char* kFaults[] = {"write error 5 times=20",
                                    "read hang"};
 constexpr const char* kReadFault = "read error 5 times=3";
 constexpr int kSavedSeconds = 30;  // for what a dead rank was saving
-constexpr int kWellSeconds = 90;  // for a path to be used again: longer than the longest pause between two probes
+constexpr int kWellSeconds = 90;   // for a path to be used again: longer than the longest pause between two probes
 
 struct Wrong : std::runtime_error {
   using std::runtime_error::runtime_error;

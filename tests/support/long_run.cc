@@ -128,7 +128,8 @@ bool Ends(pid_t process, int seconds) {
 
 Sources FindSources() {
   const std::string git = std::string("git -C '") + MLPO_SOURCE_FOLDER + "' ";
-  const std::string tested = " -- CMakeLists.txt proto client daemon tests/support tests/stress tests/unit/io_scratch.h";
+  const std::string tested =
+      " -- CMakeLists.txt proto client daemon tests/support tests/stress tests/unit/io_scratch.h";
   Sources sources;
   sources.commit = OutputOf(git + "rev-parse HEAD");
   sources.tree = OutputOf(git + "ls-tree HEAD" + tested + " | sha256sum | cut -c 1-16");
@@ -224,8 +225,7 @@ json InChild(int seconds, const std::function<json()>& work) {
   ::close(held[0]);
   std::string text;
   const bool in_time =
-      cleaner > 0 &&
-      ReadUntil(answers[0], std::chrono::steady_clock::now() + std::chrono::seconds(seconds), &text);
+      cleaner > 0 && ReadUntil(answers[0], std::chrono::steady_clock::now() + std::chrono::seconds(seconds), &text);
   ::close(answers[0]);
   if (child > 0) ::kill(-child, SIGKILL);
   ::close(held[1]);

@@ -195,12 +195,13 @@ const std::vector<FaultKind>& FaultKinds() {
   // Of a path whose device has failed: which one depends on how often, and on whether a probe is under way.
   static constexpr std::string_view kFailed = "suspect quarantined probing";
   static const std::vector<FaultKind> kinds = {
-      {"fuse_write_eio", "write", kNone, kMustLose, kFailed, true, [](uint64_t) { return Fuse("write", "error 5"); }, ""},
+      {"fuse_write_eio", "write", kNone, kMustLose, kFailed, true, [](uint64_t) { return Fuse("write", "error 5"); },
+       ""},
       {"fuse_read_eio", "read", kMustLose, kNone, kFailed, true, [](uint64_t) { return Fuse("read", "error 5"); }, ""},
       {"fuse_fsync_eio", "fsync", kNone, kMustLose, "", true, [](uint64_t) { return FsyncFails(); }, ""},
       {"fuse_edquot", "write", kNone, kMustLose, "full", true, [](uint64_t) { return Fuse("write", "error 122"); }, ""},
-      {"fuse_short_write", "write", kNone, kNone, "healthy", true,
-       [](uint64_t) { return Fuse("write", "short 8192"); }, ""},
+      {"fuse_short_write", "write", kNone, kNone, "healthy", true, [](uint64_t) { return Fuse("write", "short 8192"); },
+       ""},
       {"fuse_short_read", "read", kNone, kNone, "healthy", true, [](uint64_t) { return Fuse("read", "short 8192"); },
        ""},
       {"fuse_delay_write", "write", kNone, kNone, "healthy", true, [](uint64_t) { return Fuse("write", "delay 50"); },

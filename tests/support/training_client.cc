@@ -10,7 +10,8 @@
 // tags in turn, each over its last one; all ranks at the same steps. RUN is another number each time that the job is
 // started. In DIRECTORY-expected is what the reference says of each save. Lines: "restored N" or "new",
 // when the state has been compared; "saved N", when the parts of all ranks are there. Exit code 1 if what was restored
-// is not what was saved, 4 with "parted" if another one was completed, by a save of before, between two ranks' restores.
+// is not what was saved, 4 with "parted" if another one was completed, by a save of before, between two ranks'
+// restores.
 #include <unistd.h>
 
 #include <array>
