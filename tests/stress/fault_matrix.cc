@@ -19,14 +19,12 @@
 // fail, and leaves training alone; what it reported as complete is restored to the bit, as far as the storage that it
 // is on can be read, and what it did not is not restored at all. Always: the daemon runs, answers `status` and ends in
 // order.
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -395,7 +393,7 @@ class Run {
           trainer_->Step();
           const json path = FaultyPath();
           if (path.at("state") == "healthy" && path.at("written_bytes") > written) return true;
-          written = std::max<uint64_t>(written, path.at("written_bytes"));
+          written = path.at("written_bytes");
           return false;
         },
         kWell);
