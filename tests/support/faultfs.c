@@ -1,5 +1,6 @@
 /* faultfs SOURCE MOUNTPOINT: shows the folder SOURCE at MOUNTPOINT, and fails as it is told. In the foreground, until
- * it is unmounted or killed (then everything on it fails with ENOTCONN). Nothing is cached: every read and write comes
+ * it is unmounted, until whoever started it has ended (then it unmounts), or until it is killed (then everything on it
+ * fails with ENOTCONN). Nothing is cached: every read and write comes
  * here, O_DIRECT or not, of any alignment. Each request has a thread, so that a hanging one holds up no other here.
  *
  * Rules are lines written to MOUNTPOINT/.faultfs:
@@ -25,12 +26,14 @@
 #include <fcntl.h>
 #include <fuse.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <time.h>
@@ -467,6 +470,10 @@ int main(int argc, char** argv) {
   if (source < 0) {
     perror(argv[1]);
     return 66;
+  }
+  if (prctl(PR_SET_PDEATHSIG, SIGTERM) != 0) {
+    perror("prctl");
+    return 71;
   }
   umask(0); /* the kernel has applied the caller's */
   char options[] = "fsname=faultfs,max_threads=256,max_idle_threads=16";
