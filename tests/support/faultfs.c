@@ -1,7 +1,7 @@
 /* faultfs SOURCE MOUNTPOINT: shows the folder SOURCE at MOUNTPOINT, and fails as it is told. In the foreground, until
  * it is unmounted, until whoever started it has ended (then it unmounts), or until it is killed (then everything on it
- * fails with ENOTCONN). Nothing is cached: every read and write comes
- * here, O_DIRECT or not, of any alignment. Each request has a thread, so that a hanging one holds up no other here.
+ * fails with ENOTCONN). Nothing is cached: every read and write comes here, O_DIRECT or not, of any alignment. Each
+ * request has a thread, so that a hanging one holds up no other here.
  *
  * Rules are lines written to MOUNTPOINT/.faultfs:
  *   clear                                   no rules; what hangs goes on
