@@ -623,8 +623,8 @@ void ClientConnection::End(const Status& reason, bool tell) {
                  identity_.job, identity_.rank, identity_.uid, identity_.pid, reason.code(), reason.message());
   }
   if (tell) SendError(socket_.native_handle(), seq_, reason);
+  CloseSocket(UniqueFd(socket_.release()));
   boost::system::error_code ignored;  // closing cannot fail in a way that matters here
-  socket_.close(ignored);
   pidfd_.close(ignored);
   ClearDeadline();
   server_->OnEnd(*this, was_running);

@@ -12,12 +12,18 @@
 
 namespace mlpo {
 
+namespace {
+
+constexpr size_t kMostFds = 253;  // that a message can have: the kernel's SCM_MAX_FD
+
+}  // namespace
+
 Frame::~Frame() { CloseElsewhere(std::move(fds_)); }
 
 Frame::Outcome Frame::Receive(int socket, Status* status) {
   CloseElsewhere(std::exchange(fds_, {}));
   iovec part = {buffer_, sizeof buffer_};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * MLPO_MAX_FRAME_FDS)];
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFds)];
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -44,8 +50,10 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
   }
   bytes_ = static_cast<size_t>(got);
   std::string wrong;
-  if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-    wrong = "it is longer, or has more descriptors, than a frame may";
+  if (message.msg_flags & MSG_TRUNC) {
+    wrong = "it is longer than a frame may be";
+  } else if (message.msg_flags & MSG_CTRUNC) {
+    wrong = "it has more descriptors than the daemon can open now";
   } else if (bytes_ < sizeof(mlpo_frame)) {
     wrong = "it is shorter than its header";
   } else if (header().magic != MLPO_MAGIC) {
@@ -57,6 +65,13 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
   CloseElsewhere(std::exchange(fds_, {}));
   *status = Status(MLPO_E_PROTOCOL, "a frame is broken: " + wrong);
   return Outcome::kBroken;
+}
+
+void CloseSocket(UniqueFd socket) {
+  (void)::shutdown(socket.get(), SHUT_RDWR);  // fails where the peer has gone already
+  std::vector<UniqueFd> one;
+  one.push_back(std::move(socket));
+  CloseElsewhere(std::move(one));
 }
 
 Status SendFrame(int socket, const void* frame, size_t bytes, std::span<const int> fds) {

@@ -60,11 +60,15 @@ void SessionServer::OnAcceptable() {
     if (connections_.size() >= 2 * static_cast<size_t>(options_.max_sessions) + 64) {
       SendError(socket.get(), 0,
                 Status(MLPO_E_QUOTA, "the daemon has too many connections: see [daemon] max_sessions"));
+      CloseSocket(std::move(socket));
       continue;
     }
     Result<Peer> peer = PeerOf(socket.get());
     Result<UniqueFd> process = PeerPidfd(socket.get());
-    if (!peer.ok() || !process.ok()) continue;  // it has gone already
+    if (!peer.ok() || !process.ok()) {  // it has gone already
+      CloseSocket(std::move(socket));
+      continue;
+    }
     const SessionId id = next_session_++;
     auto connection =
         std::make_shared<ClientConnection>(this, io_, std::move(socket), std::move(*peer), std::move(*process), id);

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "tests/support/catch.h"
 #include "tests/support/fault_fs.h"
 #include "tests/support/raw_session.h"
+#include "tests/support/slow_close.h"
 #include "tests/support/witness.h"
 
 using namespace mlpo::test;
@@ -179,10 +181,8 @@ TEST_CASE("Hostile.DescriptorOfAHungFileSystem") {
   RawSession running(daemon.socket(), SmallArena("running"));
   fs.Rule("flush hang");
   running.Send(Staging(4096), std::vector<int>(8, fd));
-  // An older kernel makes the daemon take one from HELLO.
   RawSession greeting(daemon.socket());
-  if (KernelGivesPidfd()) greeting.Send(SmallArena("greeting"), std::vector<int>(8, fd));
-  // Frames that may have some: these are taken, and closed by somebody whom nobody waits for.
+  greeting.Send(SmallArena("greeting"), {&fd, 1});  // instead of a pidfd
   RawSession saving(daemon.socket(), SmallArena("saving"));
   mlpo_checkpoint save = {};
   save.frame = {MLPO_MAGIC, MLPO_FRAME_CHECKPOINT, 0, sizeof save, 1};
@@ -206,6 +206,43 @@ TEST_CASE("Hostile.DescriptorOfAHungFileSystem") {
   fs.Clear();
   ::close(fd);
   for (RawSession* session : {&running, &greeting, &saving}) session->Close();
+  REQUIRE(witness.Alone());
+  CHECK(Eventually([&] { return daemon.OpenDescriptors() == descriptors; }));
+  CHECK(witness.Complaint() == "");
+}
+
+// So does closing a socket that lingers, whoever lets go of it last: also the kernel, of what was not taken or not
+// read.
+TEST_CASE("Hostile.DescriptorsThatLinger") {
+  DaemonProcess daemon;
+  Witness witness(daemon);
+  const int descriptors = daemon.SettledDescriptors();
+  std::vector<std::unique_ptr<SlowClose>> slow;
+  const mlpo_frame ready = {MLPO_MAGIC, MLPO_FRAME_READY, 0, sizeof ready, 1};
+  // The daemon has the last of each: ours are closed before it looks.
+  const auto passes = [&](size_t count, const std::function<void(RawSession&)>& before) {
+    RawSession session(daemon.socket(), SmallArena("lingering" + std::to_string(slow.size())));
+    daemon.Signal(SIGSTOP);
+    before(session);
+    {
+      std::vector<mlpo::UniqueFd> own;
+      std::vector<int> fds;
+      for (size_t i = 0; i < count; ++i) {
+        slow.push_back(std::make_unique<SlowClose>());
+        own.push_back(slow.back()->Take());
+        fds.push_back(own.back().get());
+      }
+      session.Send(ready, fds);
+    }
+    session.Close();
+    daemon.Signal(SIGCONT);
+    CHECK(SecondsOf([&] { (void)DaemonStatus(daemon.socket()); }) < 5);
+    CHECK(SecondsOf([&] { witness.Step(); }) < 5);
+  };
+  passes(1, [](RawSession&) {});
+  passes(MLPO_MAX_FRAME_FDS + 4, [](RawSession&) {});
+  passes(2, [](RawSession& session) { session.SendBare(0xffff); });  // which ends it before the next one is read
+  for (const auto& one : slow) one->Release();
   REQUIRE(witness.Alone());
   CHECK(Eventually([&] { return daemon.OpenDescriptors() == descriptors; }));
   CHECK(witness.Complaint() == "");
