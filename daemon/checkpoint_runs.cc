@@ -237,15 +237,15 @@ Result<UniqueFd> CheckpointRuns::OpenJournal(const Path& path, std::string* show
   return MakeFolder(folder->get(), kJournalFolder, *shown);
 }
 
-// On the first path that has not been evacuated.
-Result<UniqueFd> CheckpointRuns::OpenJournal(std::string* shown) {
+// On the first path that has not been evacuated, and that it can be written to.
+Result<UniqueFd> CheckpointRuns::OpenJournalFor(const JournalRecord& record, std::string* shown) {
   const OnPaths on_paths(this);
   if (!on_paths) return Status(-ESHUTDOWN, "the daemon is stopping");
   Status last(-EIO, "no path can be used");
   for (const Options::Place& place : options_.paths) {
     Result<UniqueFd> journal = OpenJournal(*place.path, shown);
-    if (journal.ok()) return journal;
-    last = journal.status();
+    last = journal.ok() ? ProveJournal(journal->get(), *shown, record) : journal.status();
+    if (last.ok()) return journal;
   }
   return last.Within("the daemon's journal of checkpoints cannot be written");
 }
@@ -380,7 +380,10 @@ Result<std::unique_ptr<PartFiles>> CheckpointRuns::MakeFiles(Run& run) {
     if (run.save.directory == scratch || run.save.directory.starts_with(scratch + "/"))
       return Status::Invalid(run.save.directory + " is among the daemon's scratch files: save beside it");
   }
-  Result<UniqueFd> journal = OpenJournal(&options.journal_shown);
+  JournalRecord record;
+  record.attempt = options.head.attempt;
+  record.rank = options.head.rank;
+  Result<UniqueFd> journal = OpenJournalFor(record, &options.journal_shown);
   if (!journal.ok()) return journal.status();
   run.journal = std::make_shared<const UniqueFd>(std::move(*journal));
   options.journal_fd = run.journal->get();

@@ -11,7 +11,7 @@ build_packages=(
   g++ cmake ninja-build pkg-config libboost-dev liburing-dev libspdlog-dev libcli11-dev libtomlplusplus-dev
   nlohmann-json3-dev libhwloc-dev libnuma-dev libhwy-dev libxxhash-dev prometheus-cpp-dev scdoc)
 python_packages=(python3 python3-venv python3-dev)
-test_packages=(catch2 binutils e2fsprogs xfsprogs mount util-linux procps ccache fio
+test_packages=(catch2 binutils e2fsprogs xfsprogs libfuse3-dev fuse3 mount util-linux procps ccache fio
   systemd libseccomp2 python3-yaml dpkg-dev file slurm-wlm munge python3-prometheus-client)
 lint_packages=(git clang-format shellcheck)
 

@@ -239,6 +239,19 @@ Status SaveJournal(int journal_fd, const std::string& shown, const JournalRecord
   return CommitText(journal_fd, name + kNew, name, ToJson(record).dump() + "\n", shown);
 }
 
+Status ProveJournal(int journal_fd, const std::string& shown, const JournalRecord& record) {
+  const std::string name = JournalName(record) + kNew, shown_new = shown + "/" + name;
+  const Result<bool> rest = RemoveFile(journal_fd, name, shown_new);
+  if (!rest.ok()) return rest.status();
+  const Result<UniqueFd> fd = MakeFile(journal_fd, name, shown_new);
+  if (!fd.ok()) return fd.status();
+  const std::string page(4096, '\n');
+  Status status = WriteAll(fd.value().get(), page.data(), page.size(), 0, shown_new);
+  if (status.ok()) status = SyncData(fd.value().get(), shown_new);
+  const Result<bool> removed = RemoveFile(journal_fd, name, shown_new);
+  return status.ok() ? removed.status() : status;
+}
+
 Status RemoveJournal(int journal_fd, const std::string& shown, const JournalRecord& record) {
   const std::string name = JournalName(record);
   const Result<bool> removed = RemoveFile(journal_fd, name, shown + "/" + name);

@@ -45,6 +45,8 @@ std::string JournalName(const JournalRecord& record);
 
 // Durable when it returns; replaces the one with the same name.
 Status SaveJournal(int journal_fd, const std::string& shown, const JournalRecord& record);
+// Whether it could be saved there now: a file system that is full or read-only says so only when something is written.
+Status ProveJournal(int journal_fd, const std::string& shown, const JournalRecord& record);
 Status RemoveJournal(int journal_fd, const std::string& shown, const JournalRecord& record);
 // Whether there is one with the same name.
 Result<bool> IsInJournal(int journal_fd, const std::string& shown, const JournalRecord& record);

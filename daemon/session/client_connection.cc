@@ -26,6 +26,20 @@ constexpr uint64_t kLeastBlockOfKept = 2048;  // parameters; config/load.cc has 
 
 Status Broken(const std::string& what) { return Status(MLPO_E_PROTOCOL, what); }
 
+// Descriptors that a frame may bring.
+size_t MostFds(uint16_t type) {
+  switch (type) {
+    case MLPO_FRAME_HELLO:
+      return 1;
+    case MLPO_FRAME_CHECKPOINT:
+      return 2;
+    case MLPO_FRAME_RESTORE_FILES:
+      return MLPO_MAX_FRAME_FDS;
+    default:
+      return 0;
+  }
+}
+
 // A daemon opens nothing for others than its own user: they could not open it themselves, or not the way it does.
 Status CheckOwnUid(uint32_t uid) {
   if (uid == ::geteuid()) return Status();
@@ -36,8 +50,13 @@ Status CheckOwnUid(uint32_t uid) {
 }  // namespace
 
 ClientConnection::ClientConnection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer,
-                                   SessionId id)
-    : server_(server), peer_(std::move(peer)), socket_(io, socket.release()), pidfd_(io), deadline_(io) {
+                                   UniqueFd process, SessionId id)
+    : server_(server),
+      peer_(std::move(peer)),
+      process_(std::move(process)),
+      socket_(io, socket.release()),
+      pidfd_(io),
+      deadline_(io) {
   identity_.id = id;
   identity_.uid = peer_.uid;
   identity_.pid = peer_.pid;
@@ -96,6 +115,8 @@ void ClientConnection::OnReadable() {
 }
 
 void ClientConnection::OnFrame(Frame& frame) {
+  if (frame.fds().size() > MostFds(frame.type()))
+    return End(Broken("a frame has more descriptors than one of its type may"), true);
   if (frame.type() == MLPO_FRAME_BYE) return End(Status(), false);
   Status status;
   switch (state_) {
@@ -156,10 +177,17 @@ Status ClientConnection::OnHello(Frame& frame) {
   identity_.world_size = hello_.world_size;
   identity_.numa_node = hello_.numa_node;
   Status status = CheckMayConnect(peer_, server_->group());
-  if (status.ok()) status = CheckPidfd(frame.fds()[0].get(), peer_);
   if (!status.ok()) return status;
+  const Status sent = CheckPidfd(frame.fds()[0].get(), peer_);
+  if (!process_) {
+    if (!sent.ok()) return sent;
+    process_ = std::move(frame.fds()[0]);
+  } else if (sent.ok()) {
+    frame.fds().clear();  // closing a pidfd waits for nobody; what is none the frame closes elsewhere
+  }
   boost::system::error_code error;
-  pidfd_.assign(frame.fds()[0].release(), error);
+  pidfd_.assign(process_.get(), error);
+  if (!error) process_.release();  // else it stays ours to close
   if (error) return Broken("the pidfd of HELLO cannot be watched: " + error.message());
   WaitForProcessEnd();
   Status full;
@@ -230,8 +258,6 @@ Status ClientConnection::OnReady() {
 // ---- Registration ----
 
 Status ClientConnection::OnRequest(Frame& frame) {
-  const bool may_pass = frame.type() == MLPO_FRAME_CHECKPOINT || frame.type() == MLPO_FRAME_RESTORE_FILES;
-  if (!frame.fds().empty() && !may_pass) return Broken("a descriptor came with a frame that has none");
   if (frame.type() == MLPO_FRAME_MAPPED) return OnMapped(frame);
   if (frame.type() == MLPO_FRAME_RESTORE_FILES) return OnRestoreFiles(frame);
   if (restore_) return Broken("a request came before all files of the RESTORE before it");
@@ -619,8 +645,8 @@ void ClientConnection::End(const Status& reason, bool tell) {
                  identity_.job, identity_.rank, identity_.uid, identity_.pid, reason.code(), reason.message());
   }
   if (tell) SendError(socket_.native_handle(), seq_, reason);
+  CloseSocket(UniqueFd(socket_.release()), peer_.uid);
   boost::system::error_code ignored;  // closing cannot fail in a way that matters here
-  socket_.close(ignored);
   pidfd_.close(ignored);
   ClearDeadline();
   server_->OnEnd(*this, was_running);

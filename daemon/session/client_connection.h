@@ -29,7 +29,9 @@ class SessionServer;
 
 class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
  public:
-  ClientConnection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer, SessionId id);
+  // `process`: a pidfd of the client, where the kernel gives it; else HELLO brings one.
+  ClientConnection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer, UniqueFd process,
+                   SessionId id);
 
   void Start();
   // Ends the session. `tell`: the client gets `reason` in an ERROR frame. Idempotent.
@@ -86,6 +88,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
 
   SessionServer* const server_;
   const Peer peer_;
+  UniqueFd process_;  // until HELLO
   boost::asio::posix::stream_descriptor socket_;
   boost::asio::posix::stream_descriptor pidfd_;
   boost::asio::steady_timer deadline_;

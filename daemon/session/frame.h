@@ -23,8 +23,9 @@ class Frame {
   Frame& operator=(const Frame&) = delete;
 
   enum class Outcome { kFrame, kNothing, kClosed, kBroken };
-  // Never blocks. kBroken: *status says what is wrong with what came; its descriptors are closed. `uid`: who has the
-  // other end.
+  // Never blocks. kBroken: *status says what is wrong with what came; its descriptors are closed. All that come are
+  // taken, also more than a frame may have, which its receiver has to look at: those that are not taken the kernel
+  // closes in this thread, and that may wait for somebody (a socket that lingers). `uid`: who has the other end.
   Outcome Receive(int socket, uint32_t uid, Status* status);
 
   uint16_t type() const { return header().type; }
@@ -58,6 +59,10 @@ T MakeFrame(uint16_t type, uint32_t seq) {
   header->seq = seq;
   return frame;
 }
+
+// Ends a connection. The peer sees it at once; the socket is closed elsewhere, for with it goes what is unread, and
+// closing a descriptor that is on its way may wait. `uid`: who has the other end.
+void CloseSocket(UniqueFd socket, uint32_t uid);
 
 // Never blocks: a peer that does not read its answers is an error (EAGAIN).
 Status SendFrame(int socket, const void* frame, size_t bytes, std::span<const int> fds);

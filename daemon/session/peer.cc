@@ -1,16 +1,30 @@
 #include "daemon/session/peer.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <fstream>
 
 #include "proto/abi.h"
 #include "proto/status.h"
 
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
 namespace mlpo {
+
+Result<UniqueFd> PeerPidfd(int socket) {
+  int fd = -1;
+  socklen_t bytes = sizeof fd;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &bytes) == 0) return UniqueFd(fd);
+  if (errno != ESRCH) return UniqueFd();
+  return Status::Errno(errno, "asking for the client's pidfd");
+}
 
 Status CheckMayConnect(const Peer& peer, const std::string& group) {
   if (peer.uid == 0 || peer.uid == ::geteuid()) return Status();

@@ -57,20 +57,24 @@ void SessionServer::OnAcceptable() {
       });
       return;
     }
-    // Handshakes are bounded, too: connections that have not claimed a session count, and time out.
-    if (connections_.size() >= 2 * static_cast<size_t>(options_.max_sessions) + 64) {
-      SendError(socket.get(), 0,
-                Status(MLPO_E_QUOTA, "the daemon has too many connections: see [daemon] max_sessions"));
+    Result<Peer> peer = PeerOf(socket.get());
+    Result<UniqueFd> process = PeerPidfd(socket.get());
+    if (!peer.ok() || !process.ok()) {  // it has gone already
+      CloseSocket(std::move(socket), peer.ok() ? peer->uid : 0);
       continue;
     }
-    Result<Peer> peer = PeerOf(socket.get());
-    if (!peer.ok()) continue;  // it has gone already
-    if (const Status room = CheckForeign(peer->uid); !room.ok()) {
+    Status room = CheckForeign(peer->uid);
+    // Handshakes are bounded, too: connections that have not claimed a session count, and time out.
+    if (connections_.size() >= 2 * static_cast<size_t>(options_.max_sessions) + 64)
+      room = Status(MLPO_E_QUOTA, "the daemon has too many connections: see [daemon] max_sessions");
+    if (!room.ok()) {
       SendError(socket.get(), 0, room);
+      CloseSocket(std::move(socket), peer->uid);
       continue;
     }
     const SessionId id = next_session_++;
-    auto connection = std::make_shared<ClientConnection>(this, io_, std::move(socket), std::move(*peer), id);
+    auto connection =
+        std::make_shared<ClientConnection>(this, io_, std::move(socket), std::move(*peer), std::move(*process), id);
     connections_[id] = connection;
     connection->Start();
   }

@@ -33,8 +33,9 @@ std::string ReadFile(const std::string& path) {
 }  // namespace
 
 DaemonProcess::DaemonProcess(Options options) : options_(std::move(options)) {
-  char pattern[] = "/tmp/mlpo-test-XXXXXX";
-  if (::mkdtemp(pattern) == nullptr) throw std::runtime_error("mkdtemp failed");
+  const char* parent = std::getenv("TMPDIR");
+  std::string pattern = std::string(parent != nullptr && *parent != 0 ? parent : "/tmp") + "/mlpo-test-XXXXXX";
+  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
   folder_ = pattern;
   for (int i = 0; i < options_.paths; ++i) fs::create_directory(path(i));
   std::ofstream config(folder_ + "/mlpo.toml");

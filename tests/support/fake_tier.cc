@@ -1,7 +1,10 @@
 #include "tests/support/fake_tier.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+
+#include "daemon/scheduler/failure.h"
 
 namespace mlpo::test {
 namespace {
@@ -206,8 +209,9 @@ void FakeTier::MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket
   rooms.push_back(bytes);
   At(now_ns_ + 1000, [this, store = asks.id, bytes, ticket] {
     --asking_[store];
+    Failure failure = bytes > most_room_bytes ? Fail(-ENOSPC, "no room") : room_failure;
     Call([&] {
-      scheduler_->RoomMade(store, bytes, ticket, std::vector<FileId>(paths_.size(), FileOf(store)), room_failure,
+      scheduler_->RoomMade(store, bytes, ticket, std::vector<FileId>(paths_.size(), FileOf(store)), std::move(failure),
                            now_ns_);
     });
   });

@@ -85,7 +85,8 @@ class FakeTier : public SchedulerActions {
   }
   void EndSession(SessionId session);
 
-  // Submits and returns the request's number; its completion will be in completions().
+  // Submits and returns the request's number, which becomes its user_data; its completion will be in completions().
+  uint64_t Submit(Request request);
   uint64_t Submit(SessionId session, uint16_t op, SubgroupId subgroup, uint32_t epoch, uint32_t arg, uint64_t first,
                   uint64_t count, const std::string& name = "");
   uint64_t Grad(SessionId session, SubgroupId id, uint32_t epoch) {
@@ -165,8 +166,9 @@ class FakeTier : public SchedulerActions {
   std::string key = "subgroup";  // of those to come, with their number behind it
   double chunk_sum = 1;          // what statistics say of a chunk
   bool chunk_finite = true;
-  Failure room_failure;         // of every MakeRoom
-  std::vector<uint64_t> rooms;  // bytes that were asked for
+  Failure room_failure;                   // of every MakeRoom
+  uint64_t most_room_bytes = UINT64_MAX;  // of a store; MakeRoom of more fails
+  std::vector<uint64_t> rooms;            // bytes that were asked for
 
   // ---- Checkpoints ----
 
@@ -269,7 +271,6 @@ class FakeTier : public SchedulerActions {
   uint64_t StoredAt(PathIndex path, FileId file, uint64_t offset) const;
   void GiveBackUnused(const StateSave& save);
   void Add(SessionId session, SubgroupSpec spec, const std::vector<uint64_t>& tensor_counts);
-  uint64_t Submit(Request request);
   void CheckSlot(const Op& op);
   void CopyGradient(const Op& op, Block& block, uint64_t* gradient);
   void Occupy(int64_t work_ns, std::function<void()> then);

@@ -1,0 +1,236 @@
+// A path on a file system of a test's own (faultfs) that is slow, silent, over its quota, or a pass-through to another
+// one: what a daemon makes of it, with a trainer whose bits are compared.
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <functional>
+#include <string>
+
+#include "tests/support/catch.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/daemon_process.h"
+#include "tests/support/daemon_status.h"
+#include "tests/support/fault_fs.h"
+#include "tests/support/reference_trainer.h"
+
+using namespace mlpo::test;
+using mlpo::Client;
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr uint64_t kNumel = 200'003;  // 49 blocks; the pool has eight
+
+bool Missing(const FaultFs& faulty) {
+  if (faulty.ok()) return false;
+  WARN("skipped: " << faulty.reason());
+  return true;
+}
+
+// The path 'faulty', and others in the temporary folder.
+DaemonProcess::Options On(const FaultFs& faulty, int others, const std::string& settings = "") {
+  DaemonProcess::Options options;
+  options.paths = others;
+  options.memory = std::to_string(8 * 49'152);
+  options.config = "[[path]]\nname = \"faulty\"\ndirectory = \"" + faulty.point() + "\"\n" + settings;
+  return options;
+}
+
+nlohmann::json FaultyPath(const DaemonProcess& daemon) {
+  for (const nlohmann::json& path : DaemonStatus(daemon.socket()).at("paths")) {
+    if (path.at("name") == "faulty") return path;
+  }
+  FAIL("status does not have the path");
+  return {};
+}
+
+size_t WorkingFiles(const FaultFs& faulty) {
+  size_t count = 0;
+  std::error_code error;  // files go while we look
+  for (fs::recursive_directory_iterator it(faulty.source(), error), end; it != end && !error; it.increment(error))
+    count += it->path().filename() == "state";
+  return count;
+}
+
+int CodeOf(const std::function<void()>& act) {
+  try {
+    act();
+    return 0;
+  } catch (const mlpo::Error& error) {
+    return error.code();
+  }
+}
+
+// An update that has begun, and that many slow writes are still to come of.
+mlpo::Request LongUpdate(FaultFs& faulty, ReferenceTrainer& trainer) {
+  trainer.Step();
+  faulty.Rule("write delay 25 name=/state from=4096");
+  trainer.WriteGradient();
+  trainer.subgroup().SubmitGrad().Wait();
+  mlpo::Request update = trainer.SubmitUpdate();
+  REQUIRE(Eventually([&] { return faulty.Of("write").acted > 0; }));
+  REQUIRE(!update.done());
+  return update;
+}
+
+}  // namespace
+
+TEST_CASE("C11_APathOverItsQuotaIsFullNotBrokenAndComesBack") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 1));
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  REQUIRE(FaultyPath(daemon).at("scratch_bytes") > 0);
+  faulty.Rule("write error " + std::to_string(EDQUOT) + " name=/state from=4096");
+  REQUIRE(Eventually([&] {
+    trainer.Step();
+    const std::string state = FaultyPath(daemon).at("state");
+    CHECK((state == "healthy" || state == "full"));
+    return state == "full" && faulty.Of("write").acted > 0;
+  }));
+  for (int i = 0; i < 2; ++i) trainer.Step();  // all of it elsewhere
+  CHECK(trainer.Difference() == "");
+  faulty.Clear();
+  const uint64_t written = FaultyPath(daemon).at("written_bytes");
+  CHECK(Eventually([&] {
+    trainer.Step();
+    const nlohmann::json path = FaultyPath(daemon);
+    return path.at("state") == "healthy" && path.at("written_bytes") > written;
+  }));
+  CHECK(trainer.Difference() == "");
+}
+
+// Neither its blocks nor what the daemon writes down about the save have to be there.
+TEST_CASE("C11_AFullPathIsNoReasonNotToSave") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 1));
+  const std::string directory = daemon.folder() + "/checkpoints";
+  REQUIRE(fs::create_directory(directory));
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  faulty.Rule("write error " + std::to_string(ENOSPC));
+  Save save(client, directory, "one", 2);
+  mlpo::Request take = save.Take(), saved = save.Saved();
+  take.Wait();
+  CHECK(saved.Wait().value == 1);
+  trainer.Step();
+  CHECK(trainer.Difference() == "");
+}
+
+TEST_CASE("C13_APassThroughIsUsedEitherWay") {
+  for (const bool direct : {true, false}) {
+    CAPTURE(direct);
+    FaultFs faulty;
+    if (Missing(faulty)) return;
+    DaemonProcess daemon(On(faulty, 0, direct ? "" : "direct = false\n"));
+    CHECK(FaultyPath(daemon).at("direct_io") == direct);
+    Client client = Connect(daemon.socket());
+    ReferenceTrainer trainer(client, {"large", kNumel});
+    for (int i = 0; i < 3; ++i) trainer.Step();
+    CHECK(trainer.Difference() == "");
+    CHECK(faulty.Of("write").requests > 0);
+  }
+}
+
+TEST_CASE("C16_AnOrderlyStopDropsNothingThatWasAccepted") {
+  for (const bool by_command : {false, true}) {
+    CAPTURE(by_command);
+    FaultFs faulty;
+    if (Missing(faulty)) return;
+    DaemonProcess daemon(On(faulty, 0));
+    Client client = Connect(daemon.socket());
+    ReferenceTrainer trainer(client, {"large", 2 * kNumel});
+    mlpo::Request update = LongUpdate(faulty, trainer);
+    if (by_command) {
+      char* text = nullptr;
+      mlpo::Check(mlpo_control(daemon.socket().c_str(), "drain", nullptr, 10'000'000'000, &text));
+      mlpo_free(text);
+    } else {
+      daemon.Signal(SIGTERM);
+    }
+    CHECK(Eventually([&] { return CodeOf([&] { client.SubmitNop().Wait(); }) == -ESHUTDOWN; }));
+    CHECK(CodeOf([&] { update.Wait(); }) == 0);
+    trainer.StepReference();
+    CHECK(trainer.ParametersAreRight());
+    CHECK(daemon.WaitForEnd() == 0);
+    CHECK(WorkingFiles(faulty) == 0);
+  }
+}
+
+TEST_CASE("C16_ASecondSignalStopsFastAndLeavesNothing") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 0));
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", 2 * kNumel});
+  mlpo::Request update = LongUpdate(faulty, trainer);
+  daemon.Signal(SIGTERM);
+  CHECK(Eventually([&] { return CodeOf([&] { client.SubmitNop().Wait(); }) == -ESHUTDOWN; }));
+  daemon.Signal(SIGTERM);
+  const int code = CodeOf([&] { update.Wait(); });
+  // Done, or said not to be.
+  CHECK((code == 0 || code == -ESHUTDOWN));
+  CHECK(daemon.WaitForEnd(20) == 0);
+  CHECK(WorkingFiles(faulty) == 0);
+}
+
+TEST_CASE("C16_AClientThatLeavesWithWorkQueuedHoldsNobodyUp") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 0));
+  {
+    Client client = Connect(daemon.socket());
+    ReferenceTrainer trainer(client, {"large", 2 * kNumel});
+    const mlpo::Request update = LongUpdate(faulty, trainer);
+    client.Close();
+  }
+  CHECK(Eventually([&] { return DaemonStatus(daemon.socket()).at("sessions").empty(); }));
+  CHECK(Eventually([&] { return WorkingFiles(faulty) == 0; }));
+  faulty.Clear();
+  Client next = Connect(daemon.socket());
+  ReferenceTrainer trainer(next, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  CHECK(trainer.Difference() == "");
+}
+
+// Reads that fail lose what is there alone: who has all of its blocks in memory goes on. (With less memory: the first
+// update that needs one fails and names the path, tests/stress/faults.)
+TEST_CASE("FaultyPath.ReadsThatFailHarmNobodyWhoseBlocksAreInMemory") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess::Options options = On(faulty, 1);
+  options.memory = std::to_string(64 * 49'152);
+  DaemonProcess daemon(options);
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  faulty.Rule("read error 5 name=/state from=4096");
+  for (int i = 0; i < 5; ++i) trainer.Step();
+  CHECK(trainer.Difference() == "");
+}
+
+// Longer than a path needs to be called suspect. 90 s with MLPO_LONG=1.
+TEST_CASE("C26_APathThatAnswersLateIsWaitedFor") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 1));
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  faulty.Rule("read hang name=/state from=4096");
+  trainer.WriteGradient();
+  trainer.subgroup().SubmitGrad().Wait();
+  mlpo::Request update = trainer.SubmitUpdate();
+  CHECK(!update.WaitFor(std::chrono::seconds(LongForm() ? 90 : 7)));
+  CHECK(FaultyPath(daemon).at("state") == "suspect");
+  CHECK(DaemonStatus(daemon.socket()).at("sessions").size() == 1);
+  faulty.Clear();
+  update.Wait();
+  trainer.StepReference();
+  CHECK(trainer.Difference() == "");
+}
