@@ -18,7 +18,9 @@
 #include "daemon/daemon.h"
 #include "daemon/doctor/gather.h"
 #include "daemon/doctor/judge.h"
+#include "daemon/garbage.h"
 #include "daemon/io/path.h"
+#include "daemon/path_records.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// SessionHost: what session/ asks of the rest of the daemon. daemon.cc connects it.
+// SessionHost: what session/ asks of the rest of the daemon. session_hosting.h answers.
 //
 // All calls come from the main thread and return at once; every `done` is called later, in the main thread, exactly
 // once, also after the session has ended.
