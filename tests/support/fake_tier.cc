@@ -211,7 +211,13 @@ void FakeTier::MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket
   }
   At(now_ns_ + 1000, [this, store = asks.id, bytes, ticket, files = std::move(files)] {
     --asking_[store];
-    Call([&] { scheduler_->RoomMade(store, bytes, ticket, files, room_failure, now_ns_); });
+    std::vector<FileId> told = files;
+    for (PathIndex i = 0; i < paths_.size(); ++i) {
+      PathSnapshot snapshot;
+      scheduler_->Fill(i, &snapshot, now_ns_);
+      if (!snapshot.evacuated) told[i] = FileOn(i, store);  // enabled since: what it has there then is told last
+    }
+    Call([&] { scheduler_->RoomMade(store, bytes, ticket, std::move(told), room_failure, now_ns_); });
   });
 }
 
