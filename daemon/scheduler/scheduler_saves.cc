@@ -268,8 +268,9 @@ void Scheduler::PumpTakes() {
   }
 }
 
-// Whether no extent has its state, or none that can be read, and the buffer does. What merely has to leave a path is safe
-// where it is until then. A gradient, of a window whose UPDATE has failed, is none of the checkpoint's: its path may hang.
+// Whether no extent has its state, or none that can be read, and the buffer does. What merely has to leave a path is
+// safe where it is until then. A gradient, of a window whose UPDATE has failed, is none of the checkpoint's: its path
+// may hang.
 bool Scheduler::MustBeWritten(const Block& block) const {
   if (!(block.nonzero & kPartState)) return false;
   if (block.extent.path == kNone) return true;
@@ -633,9 +634,9 @@ void Scheduler::FailHungSaves() {
       const bool copies = save->phase == StateSave::Phase::kCopying && save->in_flight == 0 &&
                           !save->waiting[path].empty() && IsLost(path, Direction::kRead);
       if (!leaves && !copies) continue;
-      Failure failure = Fail(MLPO_E_IO, "path '" + options_.path_names[path] + "' has not answered for " +
-                                            std::to_string(HungNs(path) / kNsPerS) +
-                                            " s, and blocks that are to be saved are there");
+      Failure failure =
+          Fail(MLPO_E_IO, "path '" + options_.path_names[path] + "' has not answered for " +
+                              std::to_string(HungNs(path) / kNsPerS) + " s, and blocks that are to be saved are there");
       failure.os_errno = ETIMEDOUT;
       failure.path = path;
       Break(*save, std::move(failure));

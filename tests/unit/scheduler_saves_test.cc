@@ -891,8 +891,7 @@ TEST_CASE("Saves.AGradientThatItsPathDoesNotTakeHoldsUpNeitherTakeNorCopies") {
   const std::vector<const Block*> away = AwayOn(subgroup, 0);
   REQUIRE(away.size() >= 2);
   tier.ChangeSpeed(0, tier.now_ns(), kHangs);
-  const uint64_t grad =
-      tier.Submit(1, MLPO_OP_GRAD, 1, 2, MLPO_PIECE_VALUE, away.front()->first, away.front()->count);
+  const uint64_t grad = tier.Submit(1, MLPO_OP_GRAD, 1, 2, MLPO_PIECE_VALUE, away.front()->first, away.front()->count);
   tier.RunUntilAnswered(grad);
   REQUIRE(tier.status(grad) == 0);
   tier.Wait(6 * kS);
