@@ -316,7 +316,6 @@ TEST_CASE("Evacuation.EnablingEndsItAndThePathIsProbedAndUsedAgain") {
   }
 }
 
-// A daemon that drains has other things to do.
 // Room is made, and files with it, by a thread that takes its time.
 TEST_CASE("Evacuation.FilesThatAreToldOfAfterItsEndAreNoneAnyMore") {
   FakeTier tier = MakeTier(20, 2);
@@ -341,6 +340,7 @@ TEST_CASE("Evacuation.FilesThatAreToldOfAfterItsEndAreNoneAnyMore") {
   CHECK(tier.violation() == "");
 }
 
+// A daemon that drains has other things to do.
 TEST_CASE("Evacuation.CanBeEndedWithoutUsingThePathAgain") {
   FakeTier tier(MakeOptions(6, 2), std::vector<FakeTier::PathSpeed>(2, {1e6, 1e6}));
   Begin(tier, 1, 60);
