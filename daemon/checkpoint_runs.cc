@@ -3,7 +3,6 @@
 #include "daemon/checkpoint_runs.h"
 
 #include <fcntl.h>
-#include <linux/falloc.h>
 #include <linux/fs.h>
 #include <sys/ioctl.h>
 #include <sys/random.h>
@@ -23,6 +22,7 @@
 #include "daemon/base/log.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint_tool.h"
+#include "daemon/left_file.h"
 
 namespace mlpo {
 
@@ -86,28 +86,6 @@ int CloneRange(int source, uint64_t from, uint64_t bytes, int target, uint64_t t
   range.src_length = bytes;
   range.dest_offset = to;
   return ::ioctl(target, FICLONERANGE, &range) == 0 ? 0 : errno;
-}
-
-// Gives back the space of a working file that nothing is in, of [kFileHeaderBytes, size) all but these extents: it was
-// made for what training may write, and the file is a checkpoint's from now on. What cannot be given back stays. The
-// bytes that are left, the last of which is in use.
-uint64_t GiveBackUnused(int fd, std::vector<Extent> used, uint64_t size, const std::string& shown) {
-  std::sort(used.begin(), used.end(), [](const Extent& a, const Extent& b) { return a.offset < b.offset; });
-  uint64_t at = Path::kFileHeaderBytes;
-  int error = 0;
-  for (const Extent& extent : used) {
-    const uint64_t first = Path::kFileHeaderBytes + extent.offset;
-    if (first > at && error == 0 &&
-        ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
-                    static_cast<off_t>(first - at)) != 0)
-      error = errno;
-    at = std::max(at, first + extent.bytes);
-  }
-  if (at < size && ::ftruncate(fd, static_cast<off_t>(at)) != 0) error = errno;
-  if (error != 0 && error != EOPNOTSUPP)
-    spdlog::warn("event=checkpoint_space_kept file={} reason=\"{}\"", shown,
-                 Status::Errno(error, "giving unused space back").message());
-  return at;
 }
 
 Result<dev_t> DeviceOf(int fd, const std::string& shown) {
@@ -645,8 +623,8 @@ void CheckpointRuns::Copied(const std::shared_ptr<Run>& run, const Failure& fail
                run->identity.job, run->identity.rank, run->save.tag, run->save.step, AttemptText(run->save.attempt),
                complete, status.message());
   run->files.reset();  // abandons what was not committed
-  Ended(*run);
   if (!run->left) DropNext(run);
+  Ended(*run);
   DataLoop* const loop = options_.loop;
   ToData([this, loop, run, status, complete] {
     // Its threads have nothing left to do, but their end is not waited for here.
@@ -656,7 +634,8 @@ void CheckpointRuns::Copied(const std::shared_ptr<Run>& run, const Failure& fail
   });
 }
 
-// The session was never written to them.
+// The session was never written to them. Before the session may begin another, which is given these as long as they are
+// there.
 void CheckpointRuns::DropNext(const std::shared_ptr<Run>& run) {
   if (run->next_files.empty()) return;
   ToMain([this, run] { options_.next_files_used(run->identity.id, false); });
@@ -666,8 +645,8 @@ void CheckpointRuns::DropNext(const std::shared_ptr<Run>& run) {
 void CheckpointRuns::End(const std::shared_ptr<Run>& run, const Status& status) {
   run->files.reset();
   run->save.files.reset();
-  Ended(*run);
   DropNext(run);
+  Ended(*run);
   ToMain([this, run, status, held = run->held] {
     if (held) options_.hold_files(run->identity.id, false);
     if (run->chosen) attempts_.Return(SaveOf(*run), run->identity.rank, run->save.attempt);

@@ -86,6 +86,15 @@ struct Path::Impl {
     return shown + "/" + JobFolder(owner) + "/" + RankFolder(owner) + "/" + kStateFile;
   }
 
+  // Its own descriptor, for threads other than the keeper: which may close the path's meanwhile.
+  Result<UniqueFd> NodeFolder() const {
+    const std::lock_guard guard(mutex);
+    if (!node_fd) return Status(-EBADF, shown + " has been evacuated");
+    UniqueFd folder(::fcntl(node_fd.get(), F_DUPFD_CLOEXEC, 0));
+    if (!folder) return PathError(errno, "opening", shown);
+    return folder;
+  }
+
   Status OpenFolders(const std::string& directory);
   void CloseFolders() {
     UniqueFd folder;
@@ -159,7 +168,9 @@ Status Path::Impl::IsOurs(int folder_fd, const StateFile& file) const {
 
 Result<UniqueFd> Path::Impl::OpenRankFolder(const FileOwner& owner, UniqueFd* job_fd) const {
   constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-  *job_fd = UniqueFd(::openat(node_fd.get(), JobFolder(owner).c_str(), kFolderFlags));
+  Result<UniqueFd> folder = NodeFolder();
+  if (!folder.ok()) return folder.status();
+  *job_fd = UniqueFd(::openat(folder->get(), JobFolder(owner).c_str(), kFolderFlags));
   if (!*job_fd) return PathError(errno, "opening the folder of", FileName(owner));
   UniqueFd rank_fd(::openat(job_fd->get(), RankFolder(owner).c_str(), kFolderFlags));
   if (!rank_fd) return PathError(errno, "opening the folder of", FileName(owner));
@@ -170,7 +181,9 @@ Result<UniqueFd> Path::Impl::OpenRankFolder(const FileOwner& owner, UniqueFd* jo
 Status Path::Impl::RemoveFolders(int job_fd, const FileOwner& owner) const {
   if (::unlinkat(job_fd, RankFolder(owner).c_str(), AT_REMOVEDIR) != 0)
     return PathError(errno, "removing the folder of", FileName(owner));
-  if (::unlinkat(node_fd.get(), JobFolder(owner).c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY && errno != EEXIST)
+  Result<UniqueFd> folder = NodeFolder();
+  if (!folder.ok()) return folder.status();
+  if (::unlinkat(folder->get(), JobFolder(owner).c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY && errno != EEXIST)
     return PathError(errno, "removing the job folder of", FileName(owner));
   return Status();
 }
@@ -270,13 +283,7 @@ Path::~Path() {
   }
 }
 
-Result<UniqueFd> Path::OpenFolder() const {
-  const std::lock_guard guard(impl_->mutex);
-  if (!impl_->node_fd) return Status(-EBADF, "path " + name_ + " (" + directory_ + ") has been evacuated");
-  UniqueFd folder(::fcntl(impl_->node_fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!folder) return PathError(errno, "opening", folder_shown());
-  return folder;
-}
+Result<UniqueFd> Path::OpenFolder() const { return impl_->NodeFolder(); }
 
 std::string Path::folder_shown() const {
   return directory_ + "/" + kTopFolder + "/" + std::to_string(::geteuid()) + "/" + impl_->node;

@@ -6,8 +6,8 @@
 // proves writing, reading back, O_DIRECT and its alignment.
 //
 // Threads: Open in main; whatever may block on a slow file system (files, records, Probe, Release, Retake) in the
-// path's keeper thread, HandOver too; the rest is immutable after Open. File descriptors are borrowed by the path's
-// queue while files exist.
+// path's keeper thread, but HandOver in that of a checkpoint; the rest is immutable after Open. File descriptors are
+// borrowed by the path's queue while files exist.
 #pragma once
 
 #include <cstdint>

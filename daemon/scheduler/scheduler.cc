@@ -155,6 +155,14 @@ void Scheduler::SetFiles(SessionId id, std::vector<FileId> files) {
   Session* session = Find(id);
   MLPO_CHECK(session != nullptr && files.size() == paths_.size());
   session->files = std::move(files);
+  LeaveOutEvacuated(*session);
+}
+
+// Files were told of that go with what is evacuated: SetFile tells of others when the path is used again.
+void Scheduler::LeaveOutEvacuated(Session& session) const {
+  for (size_t i = 0; i < session.files.size(); ++i) {
+    if (paths_[i].leaving.told) session.files[i] = kNone;
+  }
 }
 
 void Scheduler::SetFile(SessionId id, PathIndex path, FileId file) {
@@ -262,7 +270,7 @@ void Scheduler::Tick(int64_t now_ns) {
   StartProbes();
   Pump();
   FailHung();
-  FailHungTakes();
+  FailHungSaves();
   if (options_.hang_timeout_ns != 0) GiveUpStalled(options_.hang_timeout_ns, now_ns);
   if (CanMove()) {
     stuck_since_ns_ = 0;

@@ -346,6 +346,7 @@ class Scheduler {
   Session* Find(SessionId session) const;
   PathIndex ChooseHome(Session& session, uint64_t numel) const;
   void Keep(SessionId id, std::unique_ptr<Session> session);
+  void LeaveOutEvacuated(Session& session) const;
   // Operations: scheduler_ops.cc
   void SubmitGrad(Subgroup& subgroup, const Request& request);
   void SubmitDiscard(Session& session, const Request& request);
@@ -431,7 +432,8 @@ class Scheduler {
   bool IsStalled(const StateSave& save, int64_t stalled_ns) const;
   uint32_t CopiesUnderWay() const;
   const Block* WaitsForTake(const Session& session) const;
-  void FailHungTakes();
+  void FailHungSaves();
+  void FailHungTake(StateSave& save);
   std::shared_ptr<CopyPace> PaceOf(const CopyPace::Options& options);
   uint32_t CopiesAtPace(const CopyPace* pace) const;
   double BoundSeconds(const StateSave& save) const;

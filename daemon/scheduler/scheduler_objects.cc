@@ -164,6 +164,7 @@ void Scheduler::RoomMade(SessionId id, uint64_t bytes, uint64_t ticket, std::vec
   if (store == nullptr) return;  // all that waited for it has gone
   if (failure.status == 0) {
     store->files = std::move(files);
+    LeaveOutEvacuated(*store);
     store->room_bytes = std::max(store->room_bytes, bytes);
   }
   store->asking = false;

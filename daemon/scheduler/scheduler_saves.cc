@@ -256,8 +256,7 @@ void Scheduler::PumpTakes() {
     while (!session->to_flush.empty()) {
       Block& block = *session->to_flush.front();
       const bool waits = block.flush_for != nullptr && MustBeWritten(block);
-      // A gradient in a buffer of its own is PumpGradients' to write.
-      const bool starts = waits && block.state == BlockState::kDirty && !block.lone_grad;
+      const bool starts = waits && block.state == BlockState::kDirty;
       if (starts && !StartFlush(block)) break;
       session->to_flush.pop_front();
       // What it was dirty for, a gradient, has been discarded meanwhile; or its path can be read again; or it could not
@@ -269,11 +268,13 @@ void Scheduler::PumpTakes() {
   }
 }
 
-// Whether no extent has it, or none that can be read. What merely has to leave a path is safe where it is until then.
+// Whether no extent has its state, or none that can be read, and the buffer does. What merely has to leave a path is
+// safe where it is until then. A gradient, of a window whose UPDATE has failed, is none of the checkpoint's: its path
+// may hang.
 bool Scheduler::MustBeWritten(const Block& block) const {
-  if (!Unsaved(block)) return false;
-  if (block.extent.path == kNone || (block.nonzero & kPartGradient && !block.grad_saved)) return true;
-  return paths_[block.extent.path].health.unreadable();
+  if (!(block.nonzero & kPartState)) return false;
+  if (block.extent.path == kNone) return true;
+  return paths_[block.extent.path].health.unreadable() && (block.nonzero & ~block.filled) == 0;
 }
 
 // The block has settled otherwise than after a write: the next PumpTakes sees whether a TAKE goes on without it.
@@ -354,6 +355,7 @@ void Scheduler::SubgroupTaken(StateSave& save) {
   }
   LeaveFiles(save);
   save.phase = StateSave::Phase::kLeaving;
+  save.moved_ns = now_ns_;
   AnswerSave(*save.session, *std::exchange(save.take, std::nullopt), {}, save.bytes);
   LeavingGoesOn();
 }
@@ -616,20 +618,54 @@ const Block* Scheduler::WaitsForTake(const Session& session) const {
   return nullptr;
 }
 
-// Training waits for a TAKE, which nothing is lost without: it is given up long before what waits for the path is, and
-// alone.
-void Scheduler::FailHungTakes() {
+// Saves that wait for a path, and have so for too long: for what it has not written or read, or for one that takes what
+// is to be written.
+void Scheduler::FailHungSaves() {
   for (auto& [number, save] : saves_) {
-    if (save->phase != StateSave::Phase::kTaking || save->failure.status != 0) continue;
-    if (now_ns_ - save->moved_ns < options_.no_path_timeout_ns) continue;
-    const Block* const block = WaitsForTake(*save->session);
-    for (PathIndex path = 0; path < paths_.size() && block != nullptr; ++path) {
-      const int64_t hung_ns = HungNs(path);
-      if (hung_ns == 0 || hung_ns < options_.no_path_timeout_ns) continue;
-      Break(*save, HasHung(path, hung_ns, *block));
+    if (save->failure.status != 0) continue;
+    if (save->phase == StateSave::Phase::kTaking) {
+      FailHungTake(*save);
+      continue;
+    }
+    for (PathIndex path = 0; path < paths_.size(); ++path) {
+      const bool leaves = save->phase == StateSave::Phase::kLeaving && save->old_files[path] != kNone &&
+                          now_ns_ - save->moved_ns >= options_.hang_timeout_ns && IsLost(path, Direction::kWrite);
+      // Copies in flight are IsStalled's.
+      const bool copies = save->phase == StateSave::Phase::kCopying && save->in_flight == 0 &&
+                          !save->waiting[path].empty() && IsLost(path, Direction::kRead);
+      if (!leaves && !copies) continue;
+      Failure failure =
+          Fail(MLPO_E_IO, "path '" + options_.path_names[path] + "' has not answered for " +
+                              std::to_string(HungNs(path) / kNsPerS) + " s, and blocks that are to be saved are there");
+      failure.os_errno = ETIMEDOUT;
+      failure.path = path;
+      Break(*save, std::move(failure));
       break;
     }
   }
+}
+
+// Training waits for a TAKE, which nothing is lost without: it is given up long before what else waits for the path is,
+// and alone. Others may go on, with what they have in memory or read, where nothing can be written.
+void Scheduler::FailHungTake(StateSave& save) {
+  if (now_ns_ - save.moved_ns < options_.no_path_timeout_ns) return;
+  const Block* const block = WaitsForTake(*save.session);
+  if (block == nullptr) return;
+  bool taken = false;
+  for (PathIndex path = 0; path < paths_.size(); ++path) {
+    const int64_t hung_ns = HungNs(path);
+    if (hung_ns != 0 && hung_ns >= options_.no_path_timeout_ns) return Break(save, HasHung(path, hung_ns, *block));
+    taken |= HasRoom(path, ExtentBytes(*block), *save.session);
+  }
+  if (taken) return;
+  Failure failure =
+      Fail(MLPO_E_IO, "no path takes block " + std::to_string(block->index) + " of " + block->owner->Name() +
+                          ", which has to be written before it can be saved: mlpo-ctl paths says why");
+  failure.os_errno = paths_.front().health.error();
+  failure.block = block->index;
+  failure.first = block->first;
+  failure.count = block->count;
+  Break(save, std::move(failure));
 }
 
 // ---- Copying ----
@@ -670,7 +706,8 @@ bool Scheduler::StartCopy(StateSave& save) {
   PathIndex from = kNone;
   bool presses = false;
   for (PathIndex i = 0; i < paths_.size() && (from == kNone || presses); ++i) {
-    if (save.waiting[i].empty() || IsHanging(i) || !paths_[i].turn.Allows(save.session_id, Direction::kRead)) continue;
+    if (save.waiting[i].empty() || !paths_[i].turn.Allows(save.session_id, Direction::kRead)) continue;
+    if (model_.HungNs(i, Direction::kRead, now_ns_) > 0) continue;  // reads may move where writes hang
     const uint64_t bytes = save.waiting[i].front()->bytes;
     if (pending_ == 0 && paths_[i].pending_bytes == 0 && BufferIsFree() && MayQueue(i, Direction::kRead)) {
       from = i;

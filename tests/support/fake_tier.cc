@@ -207,14 +207,27 @@ void FakeTier::MakeRoom(const ObjectStore& asks, uint64_t bytes, uint64_t ticket
   const Outside outside(this);
   if (++asking_[asks.id] != 1) Violate("a store asked for room twice at once");
   rooms.push_back(bytes);
-  At(now_ns_ + 1000, [this, store = asks.id, bytes, ticket] {
+  std::vector<FileId> files;
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    const FileId file = FileOn(i, asks.id);
+    files.push_back(removed_.contains({i, file}) ? kNone : file);
+  }
+  At(now_ns_ + 1000, [this, store = asks.id, bytes, ticket, files = std::move(files)] {
     --asking_[store];
+    std::vector<FileId> told = files;
+    for (PathIndex i = 0; i < paths_.size(); ++i) {
+      PathSnapshot snapshot;
+      scheduler_->Fill(i, &snapshot, now_ns_);
+      if (!snapshot.evacuated) told[i] = FileOn(i, store);  // enabled since: what it has there then is told last
+    }
     Failure failure = bytes > most_room_bytes ? Fail(-ENOSPC, "no room") : room_failure;
-    Call([&] {
-      scheduler_->RoomMade(store, bytes, ticket, std::vector<FileId>(paths_.size(), FileOf(store)), std::move(failure),
-                           now_ns_);
-    });
+    Call([&] { scheduler_->RoomMade(store, bytes, ticket, std::move(told), std::move(failure), now_ns_); });
   });
+}
+
+FileId FakeTier::FileOn(PathIndex path, SessionId session) const {
+  const auto found = anew_.find({path, session});
+  return found == anew_.end() ? FileOf(session) : found->second;
 }
 
 // ---- Checkpoints ----
@@ -441,6 +454,7 @@ void FakeTier::StartTransfer(const Transfer& transfer) {
   CheckAlone(transfer);
   if (transfer.direction == Direction::kWrite && left_.contains({transfer.path, transfer.file}))
     Violate("a write to a file that a checkpoint may have");
+  if (removed_.contains({transfer.path, transfer.file})) Violate("a transfer of a file that was removed");
   if (on_transfer) on_transfer(transfer);
   if (options_.integrity && transfer.direction == Direction::kWrite) {
     const Buffer& buffer = buffers_[transfer.buffer];
@@ -465,6 +479,10 @@ void FakeTier::Evacuated(PathIndex path) {
   scheduler_->Fill(path, &snapshot, now_ns_);
   if (snapshot.scratch_bytes != 0 || snapshot.checkpoint_bytes != 0 || snapshot.in_flight != 0)
     Violate("a path was evacuated before its last block");
+  for (const auto& [session, has_files] : known_) {
+    if (has_files) removed_.insert({path, FileOn(path, session)});
+  }
+  for (const auto& [store, asks] : asking_) removed_.insert({path, FileOn(path, store)});
   // Whatever is read there from now on is nothing of ours; what has been handed over stays.
   for (auto& [place, file] : files_) {
     if (place.first == path && !left_.contains(place)) file.clear();
@@ -475,11 +493,14 @@ void FakeTier::EnablePath(PathIndex path) {
   PathSnapshot snapshot;
   scheduler_->Fill(path, &snapshot, now_ns_);
   if (snapshot.evacuated) {
+    const auto make = [&](SessionId session) {
+      const FileId file = anew_[{path, session}] = next_file_++;
+      scheduler_->SetFile(session, path, file);
+    };
     for (const auto& [session, has_files] : known_) {
-      const FileId file = left_.contains({path, FileOf(session)}) ? next_file_++ : FileOf(session);
-      if (has_files) scheduler_->SetFile(session, path, file);
+      if (has_files) make(session);
     }
-    for (const auto& [store, asks] : asking_) scheduler_->SetFile(store, path, FileOf(store));
+    for (const auto& [store, asks] : asking_) make(store);
   }
   Call([&] { scheduler_->EnablePath(path, now_ns_); });
 }

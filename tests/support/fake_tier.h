@@ -267,6 +267,8 @@ class FakeTier : public SchedulerActions {
   static std::vector<uint8_t> WrongIn(const Block& block, uint8_t flipped);
   void Write(const Transfer& transfer, File* file, const Buffer& buffer, bool good);
   void CheckAlone(const Transfer& transfer);
+  // Of a session, or a store, that has left none to a checkpoint.
+  FileId FileOn(PathIndex path, SessionId session) const;
   // The token of a state that is stored there; garbage if it is none.
   uint64_t StoredAt(PathIndex path, FileId file, uint64_t offset) const;
   void GiveBackUnused(const StateSave& save);
@@ -329,10 +331,12 @@ class FakeTier : public SchedulerActions {
   std::map<BlockName, uint64_t> in_parts_;  // by save, subgroup, index
   std::map<SessionId, int> saving_;         // saves that need the session's files
   std::map<uint64_t, SessionId> saver_;
-  std::map<uint64_t, std::function<void()>> to_parts_;    // what follows a write to one, by its transfer
-  std::map<uint64_t, std::vector<bool>> clones_;          // by save
-  FileId next_file_ = 1u << 24;                           // of a session that leaves one
-  std::set<std::pair<PathIndex, FileId>> left_, unused_;  // that sessions have left; of these, that have no use
+  std::map<uint64_t, std::function<void()>> to_parts_;      // what follows a write to one, by its transfer
+  std::map<uint64_t, std::vector<bool>> clones_;            // by save
+  FileId next_file_ = 1u << 24;                             // of a session that leaves one, or gets one anew
+  std::map<std::pair<PathIndex, SessionId>, FileId> anew_;  // instead of its first
+  std::set<std::pair<PathIndex, FileId>> removed_;          // with what was evacuated
+  std::set<std::pair<PathIndex, FileId>> left_, unused_;    // that sessions have left; of these, that have no use
   std::map<std::tuple<PathIndex, FileId, uint64_t>, uint64_t> handed_over_;  // what is at an offset
   uint64_t updates_ = 0;
   uint64_t passes_ = 0;

@@ -25,7 +25,7 @@ class Wire {
   void Carry(const T& sent, Frame* frame) {
     REQUIRE(SendFrame(ends_[0], &sent, sizeof sent, {}).ok());
     Status status;
-    REQUIRE(frame->Receive(ends_[1], &status) == Frame::Outcome::kFrame);
+    REQUIRE(frame->Receive(ends_[1], ::geteuid(), &status) == Frame::Outcome::kFrame);
   }
 
  private:

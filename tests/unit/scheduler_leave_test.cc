@@ -316,6 +316,30 @@ TEST_CASE("Evacuation.EnablingEndsItAndThePathIsProbedAndUsedAgain") {
   }
 }
 
+// Room is made, and files with it, by a thread that takes its time.
+TEST_CASE("Evacuation.FilesThatAreToldOfAfterItsEndAreNoneAnyMore") {
+  FakeTier tier = MakeTier(20, 2);
+  tier.AddSession(1);
+  constexpr uint64_t kBytes = 60 * kBlockBytes;
+  const uint64_t open = tier.Open(1, MLPO_OP_FLUSH, 7, "object", kBytes);
+  Evacuate(tier, 0);
+  REQUIRE(Look(tier, 0).evacuated);
+  REQUIRE_FALSE(tier.answered(open));
+  tier.RunUntilAnswered(open);
+  REQUIRE(tier.status(open) == 0);
+  tier.EnablePath(0);
+  tier.Wait(5 * kSecond);
+  REQUIRE(Look(tier, 0).state == "healthy");
+  const uint64_t writes = tier.counts(0).writes;
+  for (uint64_t at = 0; at < kBytes; at += kBlockBytes) tier.Piece(1, MLPO_OP_FLUSH, 7, at, kBlockBytes);
+  const uint64_t commit = tier.Commit(1, 7);
+  tier.RunUntilAnswered(commit);
+  CHECK(tier.status(commit) == 0);
+  tier.RunUntilQuiet();
+  CHECK(tier.counts(0).writes > writes);
+  CHECK(tier.violation() == "");
+}
+
 // A daemon that drains has other things to do.
 TEST_CASE("Evacuation.CanBeEndedWithoutUsingThePathAgain") {
   FakeTier tier(MakeOptions(6, 2), std::vector<FakeTier::PathSpeed>(2, {1e6, 1e6}));

@@ -32,6 +32,15 @@ Scheduler::Options MakeOptions(uint32_t buffers, size_t paths) {
   return options;
 }
 
+// Of blocks that have room for a kept gradient.
+constexpr uint64_t kLargeBlock = 4 * kBlock;
+
+Scheduler::Options KeptOptions(uint32_t buffers, size_t paths) {
+  Scheduler::Options options = MakeOptions(buffers, paths);
+  options.block_elements = kLargeBlock;
+  return options;
+}
+
 CopyPace::Options Pace(double write_bytes_per_s = 200e6, uint64_t target = 0) {
   return {0.05, write_bytes_per_s, 2 * kBlockBytes, target};
 }
@@ -67,6 +76,23 @@ bool IsInPart(FakeTier& tier, uint64_t save, const Versions& versions) {
 void RunUntilCopied(FakeTier& tier, uint64_t save) {
   while (!tier.save(save).copied && tier.Step()) {
   }
+}
+
+// Afterwards all of its state is on the paths.
+void SaveAll(FakeTier& tier, SessionId session) {
+  const uint64_t save = tier.BeginSave(session, 1, Pace());
+  REQUIRE(save != 0);
+  tier.RunUntilAnswered(tier.Take(session, 1));
+  RunUntilCopied(tier, save);
+  tier.RunUntilQuiet();
+}
+
+std::vector<const Block*> AwayOn(const Subgroup& subgroup, PathIndex path) {
+  std::vector<const Block*> away;
+  for (const Block& block : subgroup.blocks) {
+    if (block.state == BlockState::kAway && block.extent.path == path) away.push_back(&block);
+  }
+  return away;
 }
 
 uint64_t CheckpointBytes(FakeTier& tier) {
@@ -373,10 +399,10 @@ TEST_CASE("C20_WhatIsOnPersistentPathsIsHandedOverOrClonedAndNeverTouchedAgain")
 TEST_CASE("Saves.AFileThatIsHandedOverKeepsWhatIsInUseAndNothingElse") {
   for (const bool kept : {false, true}) {
     INFO("gradients are kept " << kept);
-    FakeTier tier(MakeOptions(4, 2), std::vector<FakeTier::PathSpeed>(2));
-    tier.AddSubgroup(1, 1, {20 * kBlock}, kept ? std::optional(MLPO_BFLOAT16) : std::nullopt);
+    FakeTier tier(KeptOptions(4, 2), std::vector<FakeTier::PathSpeed>(2));
+    tier.AddSubgroup(1, 1, {20 * kLargeBlock}, kept ? std::optional(MLPO_BFLOAT16) : std::nullopt);
     tier.WriteState(1, 1, MLPO_PART_STATE);
-    const uint32_t blocks = Scheduler::BlockCount(tier.scheduler().FindSubgroup(1, 1)->spec, kBlock);
+    const uint32_t blocks = Scheduler::BlockCount(tier.scheduler().FindSubgroup(1, 1)->spec, kLargeBlock);
     for (uint32_t epoch = 1; epoch <= 4; ++epoch) TrainStep(tier, 1, 1, epoch);
     const Versions taken = Now(tier, 1, 1, blocks);
     const uint64_t save = tier.BeginSave(1, 1, Pace(), {true, true});
@@ -445,11 +471,11 @@ TEST_CASE("Saves.StepsAfterAHandOverPlaceBlocksAsBefore") {
 TEST_CASE("Saves.KeptGradientsAreNotWrittenToAFileThatWasHandedOver") {
   for (const uint32_t buffers : {2u, 3u, 6u}) {
     INFO("buffers " << buffers);
-    FakeTier tier(MakeOptions(buffers, 2), std::vector<FakeTier::PathSpeed>(2));
-    tier.AddSubgroup(1, 1, {8 * kBlock}, MLPO_BFLOAT16);
+    FakeTier tier(KeptOptions(buffers, 2), std::vector<FakeTier::PathSpeed>(2));
+    tier.AddSubgroup(1, 1, {8 * kLargeBlock}, MLPO_BFLOAT16);
     tier.WriteState(1, 1, MLPO_PART_STATE);
     TrainStep(tier, 1, 1, 1);
-    const uint32_t blocks = Scheduler::BlockCount(tier.scheduler().FindSubgroup(1, 1)->spec, kBlock);
+    const uint32_t blocks = Scheduler::BlockCount(tier.scheduler().FindSubgroup(1, 1)->spec, kLargeBlock);
     const Versions taken = Now(tier, 1, 1, blocks);
     const uint64_t save = tier.BeginSave(1, 1, Pace(), {true, true});
     tier.RunUntilAnswered(tier.Take(1, 1));
@@ -853,6 +879,124 @@ TEST_CASE("Saves.ATakeThatWaitsForAPathThatHangsFailsInTimeAndAlone") {
   }
 }
 
+// It is none of the state: what an UPDATE that failed has left is still the open window's.
+TEST_CASE("Saves.AGradientThatItsPathDoesNotTakeHoldsUpNeitherTakeNorCopies") {
+  constexpr FakeTier::PathSpeed kGoes{1e6, 1e6}, kHangs{1e6, 0};  // writes do, reads go on
+  FakeTier tier(KeptOptions(6, 1), {kGoes});
+  tier.AddSubgroup(1, 1, {20 * kLargeBlock}, MLPO_BFLOAT16);
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  TrainStep(tier, 1, 1, 1);
+  SaveAll(tier, 1);
+  const Subgroup& subgroup = *tier.scheduler().FindSubgroup(1, 1);
+  const std::vector<const Block*> away = AwayOn(subgroup, 0);
+  REQUIRE(away.size() >= 2);
+  tier.ChangeSpeed(0, tier.now_ns(), kHangs);
+  const uint64_t grad = tier.Submit(1, MLPO_OP_GRAD, 1, 2, MLPO_PIECE_VALUE, away.front()->first, away.front()->count);
+  tier.RunUntilAnswered(grad);
+  REQUIRE(tier.status(grad) == 0);
+  tier.Wait(6 * kS);
+  REQUIRE(tier.counts(0).in_flight == 1);  // and it is known to hang
+  const Versions taken = Now(tier, 1, 1, static_cast<uint32_t>(subgroup.blocks.size()));
+  const uint64_t save = tier.BeginSave(1, 2, Pace());
+  REQUIRE(save != 0);
+  const uint64_t read =
+      tier.Submit(1, MLPO_OP_READ_STATE, 1, 0, MLPO_PART_STATE, away.back()->first, away.back()->count);
+  const uint64_t update = tier.Update(1, 1, 2);
+  const uint64_t take = tier.Take(1, 2), saved = tier.Saved(1, 2);
+  for (int i = 0; i < 60 && !tier.answered(saved); ++i) tier.Wait(kS);
+  CHECK(tier.status(read) == 0);
+  REQUIRE(tier.answered(update));
+  CHECK(tier.status(update) != 0);  // most of its gradient is missing
+  CHECK(tier.status(take) == 0);
+  REQUIRE(tier.answered(saved));
+  CHECK(tier.status(saved) == 0);
+  CHECK(IsInPart(tier, save, taken));
+  CHECK(tier.counts(0).in_flight == 1);  // still
+  tier.ChangeSpeed(0, tier.now_ns(), kGoes);
+  tier.RunUntilQuiet();
+  CHECK(tier.status(tier.Submit(1, MLPO_OP_DISCARD, 1, 0, 0, 0, 0)) == 0);
+  TrainStep(tier, 1, 1, 2);
+  CHECK(tier.violation() == "");
+}
+
+// Those that read, or have all in memory, go on without a path that is written to.
+TEST_CASE("Saves.ATakeThatNoPathTakesFailsInTimeWhileOthersGoOn") {
+  FakeTier tier(MakeOptions(60, 2), std::vector<FakeTier::PathSpeed>(2, {1e6, 1e6}));
+  tier.AddSubgroup(2, 1, {80 * kBlock});
+  tier.WriteState(2, 1, MLPO_PART_STATE);
+  TrainStep(tier, 2, 1, 1);
+  SaveAll(tier, 2);
+  tier.AddSubgroup(1, 1, {20 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  TrainStep(tier, 1, 1, 1);
+  uint64_t read = 0, times = 0;
+  bool goes_on = true;
+  const auto reads = [&] { read = tier.Submit(2, MLPO_OP_READ_STATE, 1, 0, MLPO_PART_STATE, 0, 80 * kBlock); };
+  tier.on_complete = [&](const Completion& completion) {
+    if (completion.user_data != read) return;
+    CHECK(completion.failure.status == 0);
+    ++times;
+    if (goes_on) reads();
+  };
+  reads();
+  for (PathIndex path = 0; path < 2; ++path)
+    tier.SetFault(path, [](const Transfer& t) { return t.direction == Direction::kWrite ? EIO : 0; });
+  REQUIRE(tier.BeginSave(1, 1, Pace()) != 0);
+  const uint64_t take = tier.Take(1, 1);
+  const int64_t begin_ns = tier.now_ns();
+  for (int i = 0; i < 100 && !tier.answered(take); ++i) tier.Wait(kS);
+  REQUIRE(tier.answered(take));
+  CHECK(tier.status(take) == MLPO_E_IO);
+  CHECK(tier.now_ns() - begin_ns < 30 * kS);
+  CHECK(times > 5);
+  goes_on = false;
+  for (PathIndex path = 0; path < 2; ++path) tier.SetFault(path, nullptr);
+  TrainStep(tier, 1, 1, 2);
+  tier.RunUntilQuiet();
+  CHECK(tier.violation() == "");
+  CHECK(tier.scheduler().idle());
+}
+
+// The state is pinned, and training goes on; but a block is still being written to the file that is to be left.
+TEST_CASE("Saves.AFileThatCannotBeLeftIsGivenUpWithItsPath") {
+  constexpr FakeTier::PathSpeed kGoes{1e6, 1e6};
+  Scheduler::Options options = MakeOptions(8, 2);
+  options.hang_timeout_ns = 60 * kS;
+  FakeTier tier(options, {kGoes, kGoes});
+  for (SubgroupId id = 1; id <= 2; ++id) tier.AddSubgroup(1, id, {20 * kBlock});
+  for (SubgroupId id = 1; id <= 2; ++id) tier.WriteState(1, id, MLPO_PART_STATE);
+  TrainStep(tier, 1, 2, 1);
+  SaveAll(tier, 1);
+  // The second subgroup is pinned behind a read that takes 12 s. Meanwhile the first goes on, and is written.
+  const std::vector<const Block*> away = AwayOn(*tier.scheduler().FindSubgroup(1, 2), 1);
+  REQUIRE_FALSE(away.empty());
+  tier.ChangeSpeed(0, tier.now_ns(), {1e6, 0});
+  tier.ChangeSpeed(1, tier.now_ns(), {1e3, 1e6});
+  const uint64_t save = tier.BeginSave(1, 2, Pace(), {true, false});
+  REQUIRE(save != 0);
+  tier.Submit(1, MLPO_OP_READ_STATE, 2, 0, MLPO_PART_STATE, away.front()->first, away.front()->count);
+  const uint64_t take = tier.Take(1, 2), saved = tier.Saved(1, 2);
+  tier.Grad(1, 1, 2);
+  tier.Update(1, 1, 2);
+  tier.RunUntilAnswered(take);
+  REQUIRE(tier.status(take) == 0);
+  REQUIRE(tier.counts(0).in_flight > 0);
+  for (int i = 0; i < 120 && !tier.answered(saved); ++i) tier.Wait(kS);
+  CHECK_FALSE(tier.save(save).taken);
+  REQUIRE(tier.answered(saved));
+  CHECK(tier.status(saved) == MLPO_E_IO);
+  CHECK(tier.completion(saved).failure.os_errno == ETIMEDOUT);
+  for (PathIndex path = 0; path < 2; ++path) tier.ChangeSpeed(path, tier.now_ns(), kGoes);
+  tier.RunUntilQuiet();
+  tier.EndSession(1);
+  tier.RunUntilQuiet();
+  CHECK(tier.gone(1));
+  CHECK(tier.scratch_bytes() == 0);
+  CHECK(CheckpointBytes(tier) == 0);
+  CHECK(tier.violation() == "");
+  CHECK(tier.scheduler().idle());
+}
+
 // What is queued in front of a TAKE may hang: who gives it up hears of it at once.
 TEST_CASE("Saves.ATakeThatIsGivenUpIsAnsweredAtOnce") {
   FakeTier tier(MakeOptions(40, 1), {{1e6, 1e6}});
@@ -961,11 +1105,11 @@ TEST_CASE("Restore.NoWindowOpensBehindOneThatWaits") {
 }
 
 TEST_CASE("Saves.KeptGradientsStayOutOfIt") {
-  FakeTier tier(MakeOptions(3, 2), std::vector<FakeTier::PathSpeed>(2));
-  tier.AddSubgroup(1, 1, {8 * kBlock}, MLPO_BFLOAT16);
+  FakeTier tier(KeptOptions(3, 2), std::vector<FakeTier::PathSpeed>(2));
+  tier.AddSubgroup(1, 1, {8 * kLargeBlock}, MLPO_BFLOAT16);
   tier.WriteState(1, 1, MLPO_PART_STATE);
   TrainStep(tier, 1, 1, 1);
-  const uint32_t blocks = Scheduler::BlockCount(tier.scheduler().FindSubgroup(1, 1)->spec, kBlock);
+  const uint32_t blocks = Scheduler::BlockCount(tier.scheduler().FindSubgroup(1, 1)->spec, kLargeBlock);
   const Versions taken = Now(tier, 1, 1, blocks);
   const uint64_t save = tier.BeginSave(1, 1, Pace());
   tier.Take(1, 1);
