@@ -58,8 +58,8 @@ class Restoring {
   Restoring(const Client& client, const std::string& directory, const std::string& tag) : client_(client.get()) {
     struct mlpo_restore_info info = {};
     info.struct_size = sizeof info;
-    Check(mlpo_restore_begin(client_, directory.c_str(), tag.empty() ? nullptr : tag.c_str(), kBeginPatience.count(),
-                             &info));
+    Check(mlpo_restore_begin(client_, directory.c_str(), tag.empty() ? nullptr : tag.c_str(), nullptr,
+                             kBeginPatience.count(), &info));
     handle_ = info.handle;
     step_ = info.step;
     tag_ = info.tag;
