@@ -192,12 +192,22 @@ void ForEachRun(const TensorShard& to, uint64_t first, uint64_t end, const Tenso
   const size_t dims = to.global_shape.size();
   const Layout to_layout = LayoutOf(to), from_layout = LayoutOf(from);
   const std::vector<Box> from_boxes = BoxesOf(from, 0, from.count);
+  Run last;  // the next one may go on where it ends: a range is several boxes
+  const auto add = [&](const Run& run) {
+    if (run.to == last.to + last.count && run.from == last.from + last.count && last.count > 0) {
+      last.count += run.count;
+      return;
+    }
+    if (last.count > 0) visit(last);
+    last = run;
+  };
   for (const Box& box : BoxesOf(to, first, end)) {
     for (const Box& other : from_boxes) {
       Box common;
-      if (Intersect(box, other, dims, &common)) VisitRows(common, dims, to_layout, from_layout, visit);
+      if (Intersect(box, other, dims, &common)) VisitRows(common, dims, to_layout, from_layout, add);
     }
   }
+  if (last.count > 0) visit(last);
 }
 
 uint64_t CommonElements(const TensorShard& a, const TensorShard& b) {

@@ -32,7 +32,7 @@ struct Run {
 };
 
 // What the elements [first, end) of shard `to` have in common with shard `from` of the same whole tensor, in ascending
-// order of both.
+// order of both, each run as long as it can be.
 void ForEachRun(const TensorShard& to, uint64_t first, uint64_t end, const TensorShard& from,
                 const std::function<void(const Run&)>& visit);
 
