@@ -208,11 +208,12 @@ void CheckpointRuns::ToData(std::function<void()> work) {
 
 // ---- The journal ----
 
-Result<UniqueFd> CheckpointRuns::OpenJournal(const Path& path, std::string* shown) const {
+// ENOENT, unless it is to be made, on a path that has never had one: who only looks for rests leaves nothing there.
+Result<UniqueFd> CheckpointRuns::OpenJournal(const Path& path, bool make, std::string* shown) const {
   Result<UniqueFd> folder = path.OpenFolder();
   if (!folder.ok()) return folder;
   *shown = path.folder_shown() + "/" + kJournalFolder;
-  return MakeFolder(folder->get(), kJournalFolder, *shown);
+  return make ? MakeFolder(folder->get(), kJournalFolder, *shown) : OpenFolder(folder->get(), kJournalFolder, *shown);
 }
 
 // On the first path that has not been evacuated, and that it can be written to.
@@ -221,7 +222,7 @@ Result<UniqueFd> CheckpointRuns::OpenJournalFor(const JournalRecord& record, std
   if (!on_paths) return Status(-ESHUTDOWN, "the daemon is stopping");
   Status last(-EIO, "no path can be used");
   for (const Options::Place& place : options_.paths) {
-    Result<UniqueFd> journal = OpenJournal(*place.path, shown);
+    Result<UniqueFd> journal = OpenJournal(*place.path, /*make=*/true, shown);
     last = journal.ok() ? ProveJournal(journal->get(), *shown, record) : journal.status();
     if (last.ok()) return journal;
   }
@@ -232,7 +233,8 @@ void CheckpointRuns::CleanUp() {
   std::vector<JournalRest> rests;
   for (const Options::Place& place : options_.paths) {
     std::string shown;
-    Result<UniqueFd> journal = OpenJournal(*place.path, &shown);
+    Result<UniqueFd> journal = OpenJournal(*place.path, /*make=*/false, &shown);
+    if (journal.status().os_errno() == ENOENT) continue;
     Result<JournalRest> rest =
         journal.ok() ? FindRest(std::move(*journal), shown, nullptr, /*alone=*/true) : journal.status();
     if (rest.ok()) {
@@ -266,9 +268,9 @@ GcReport CheckpointRuns::CollectGarbage(bool dry_run) {
     Result<UniqueFd> journal = Status(-ESHUTDOWN, "the daemon is stopping");
     {
       const OnPaths on_paths(this);
-      if (on_paths) journal = OpenJournal(*place.path, &shown);
+      if (on_paths) journal = OpenJournal(*place.path, /*make=*/false, &shown);
     }
-    if (journal.status().code() == -EBADF) continue;  // evacuated
+    if (journal.status().code() == -EBADF || journal.status().code() == -ENOENT) continue;  // evacuated; never had one
     const auto is_live = [this](const JournalRecord& record) {
       const std::lock_guard lock(mutex_);
       return recorded_.contains({record.attempt, record.rank});

@@ -146,7 +146,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   void Step(const std::shared_ptr<Run>& run, std::function<void()> work);
   void ToMain(std::function<void()> work);
   void ToData(std::function<void()> work);
-  Result<UniqueFd> OpenJournal(const Path& path, std::string* shown) const;
+  Result<UniqueFd> OpenJournal(const Path& path, bool make, std::string* shown) const;
   Result<UniqueFd> OpenJournalFor(const JournalRecord& record, std::string* shown);
   void Ended(const Run& run);
   static Result<Parts> FindParts(const SessionIdentity& identity, const Source& source,
