@@ -43,7 +43,7 @@ TEST_CASE("LoadConfig.UnknownKeysNameTheNearest") {
   ExpectOne("[daemon]\n\npool = \"1GiB\"\n", 3, {"daemon.pool", "did you mean memory.pool?"});
   ExpectOne("[memry]\npool = \"1GiB\"\n", 1, {"[memry]", "did you mean [memory]?"});
   ExpectOne("[wholly.different]\nx = 1\n", 1,
-            {"[wholly]", "known: [daemon] [memory] [adam] [scheduler] [quota] [[path]]"});
+            {"[wholly]", "known: [daemon] [memory] [adam] [scheduler] [quota] [checkpoint] [[path]]"});
   ExpectOne("[quotas]\njob_sessions = 1\n", 1, {"[quotas]", "did you mean [quota]?"});
   ExpectOne("[quota]\njob_session = 1\n", 2, {"quota.job_session", "did you mean quota.job_sessions?"});
   ExpectOne("pool = \"1GiB\"\n", 1, {"unknown key pool", "memory.pool"});

@@ -154,7 +154,7 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
 
 TEST_CASE("LoadConfig.TheTableHasEveryFieldOfConfig") {
   // Each field of config.h must be settable and printed.
-  CHECK(Settings().size() == 38);
+  CHECK(Settings().size() == 42);
   CHECK(PathSettings().size() == 14);
 }
 

@@ -365,6 +365,7 @@ TEST_CASE("ControlServer.CheckpointsSayHowFarTheyAre") {
   CHECK(metrics.find("mlpo_checkpoint_parts_total{result=\"failed\"} 1") != std::string::npos);
   CHECK(metrics.find("mlpo_checkpoint_parts_running 2") != std::string::npos);
   if (!Root()) return;
+  REQUIRE(::chmod(scene.dir.path().c_str(), 0755) == 0);
   const ThreadUid other(4000, {});
   RawPeer peer(scene.options.path);
   CHECK(peer.Call("status")["result"]["checkpoints"]["running"].size() == 1);
@@ -385,6 +386,7 @@ TEST_CASE("ControlServer.CheckpointsAreAskedOfOnesOwnSessions") {
     CHECK(ErrorOf(ask(admin, wrong)) == -32602);
   }
   if (!Root()) return;
+  REQUIRE(::chmod(scene.dir.path().c_str(), 0755) == 0);
   const ThreadUid other(4000, {});
   RawPeer peer(scene.options.path);
   CHECK(peer.Call("checkpoint_request")["result"]["sessions"] == 1);
