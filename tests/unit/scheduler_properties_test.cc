@@ -62,7 +62,7 @@ class Scenario {
     for (int i = 0; i < 250; ++i) {
       if (alive_.empty() || (alive_.size() < 6 && Below(10) == 0)) AddSession();
       Operation();
-      if (saves_ && saving_() % 6 == 0) Checkpoint();
+      if (saves_ && !alive_.empty() && saving_() % 6 == 0) Checkpoint();
       if (Below(30) == 0) Disturb();
       for (uint64_t steps = Below(30); steps > 0 && tier_->Step(); --steps) CheckPool();
     }
