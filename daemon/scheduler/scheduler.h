@@ -438,8 +438,10 @@ class Scheduler {
   uint32_t CopiesAtPace(const CopyPace* pace) const;
   double BoundSeconds(const StateSave& save) const;
   bool MayCopy(const StateSave& save) const;
-  void PumpCopies();
-  bool StartCopy(StateSave& save);
+  void PumpCopies(bool only_press);
+  bool StartCopy(StateSave& save, bool only_press);
+  bool CopyWaits() const;
+  bool MayCopyFrom(PathIndex path, const StateSave& save) const;
   void CopyRead(const InFlight& in_flight, const TransferResult& result);
   void CopiedWrong(StateSave& save, Pin& pin);
   void EndCopy(Pin& pin, BufferIndex buffer);
@@ -611,9 +613,10 @@ class Scheduler {
   std::map<uint64_t, std::weak_ptr<CopyPace>> paces_;  // by target
   uint64_t copy_turn_ = 0;
   CheckpointTotals checkpoint_totals_;
-  uint64_t taking_ = 0;      // blocks with `flush_for`
-  uint64_t coming_ = 0;      // blocks of objects that are being written, and that no piece has reached yet
-  uint64_t read_ahead_ = 0;  // blocks that a reader will want next, and that had no buffer; until the next Pump
+  uint64_t taking_ = 0;         // blocks with `flush_for`
+  uint64_t coming_ = 0;         // blocks of objects that are being written, and that no piece has reached yet
+  bool leaving_waits_ = false;  // an evacuation does, for a buffer; until the next Pump
+  uint64_t read_ahead_ = 0;     // blocks that a reader will want next, and that had no buffer; until the next Pump
 };
 
 }  // namespace mlpo

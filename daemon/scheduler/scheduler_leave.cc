@@ -179,8 +179,8 @@ bool Scheduler::MoveOff(PathIndex index, Block& block) {
   const uint32_t most = others_wait ? 1 : model_.QueueBlocks(index, Direction::kRead);
   if (path.leaving.held >= most || (others_wait && now_ns_ < path.leaving.read_ns + kAmongOthersNs)) return false;
   if (!MayStart(index, Direction::kRead, *block.owner->session)) return false;
-  if (!BufferIsFree()) {
-    read_ahead_ = std::max<uint64_t>(read_ahead_, 1);  // something is flushed for it
+  if (!HasBuffer()) {
+    leaving_waits_ = true;  // something is flushed for it
     return false;
   }
   path.leaving.read_ns = now_ns_;

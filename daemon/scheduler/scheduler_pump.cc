@@ -23,6 +23,7 @@ void Scheduler::Pump() {
     PumpFlushes();
     PumpQuotas();
     PumpLeaving();
+    PumpCopies(true);
     while (FetchOne()) {
       WantNext();
       PumpFlushes();
@@ -31,7 +32,7 @@ void Scheduler::Pump() {
     }
   } while (YieldTurns());
   wake_ns_ = std::min({wake_ns_, NextProbe(), NextLook()});
-  PumpCopies();
+  PumpCopies(false);
 }
 
 bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
@@ -102,7 +103,8 @@ bool Scheduler::CanWrite() const {
 
 void Scheduler::PumpFlushes() {
   wake_ns_ = kNever;
-  const uint64_t asked = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
+  const uint64_t wait = pending_ + std::exchange(leaving_waits_, false) + CopyWaits();
+  const uint64_t asked = std::min<uint64_t>(low_water_, wait + coming_ + std::exchange(read_ahead_, 0));
   uint64_t most = asked;  // most often there is enough, and nobody need be looked for
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes == 0) most += model_.QueueBlocks(i, Direction::kRead);
@@ -110,7 +112,7 @@ void Scheduler::PumpFlushes() {
   for (uint64_t there = 0; (there = free_.size() + clean_.size() + Coming()) < most;) {
     Block* const victim = CanWrite() ? Victim() : nullptr;
     if (victim == nullptr || (there >= asked && there >= asked + WantedAhead(victim))) break;
-    if (pending_ == 0 && IsGrowing(*victim)) break;
+    if (wait == 0 && IsGrowing(*victim)) break;
     const int64_t wait_ns = AboutToBeUsed(*victim);
     if (wait_ns > now_ns_) {
       wake_ns_ = wait_ns;
@@ -541,7 +543,8 @@ Block* Scheduler::Victim() const {
   for (Session* const session : all_sessions_) {
     if (session->dirty.empty()) continue;
     Block& last = session->dirty.back();
-    const std::pair<int64_t, int64_t> use(NextUse(*session, last.used_ns), last.used_ns);
+    // The next piece of an object comes at once.
+    const std::pair<int64_t, int64_t> use(IsGrowing(last) ? 0 : NextUse(*session, last.used_ns), last.used_ns);
     if (victim != nullptr && use <= farthest) continue;
     victim = &last;
     farthest = use;

@@ -685,8 +685,9 @@ uint32_t Scheduler::CopiesAtPace(const CopyPace* pace) const {
   return copies;
 }
 
-// In turn: who has waited for the longest first.
-void Scheduler::PumpCopies() {
+// In turn: who has waited for the longest first. Those that press go before what waits for the next buffer, or they
+// would get none while there is always something; the others after it.
+void Scheduler::PumpCopies(bool only_press) {
   copy_wake_ns_ = kNever;
   std::vector<StateSave*> in_turn;
   for (auto& [number, save] : saves_) {
@@ -695,21 +696,41 @@ void Scheduler::PumpCopies() {
   while (!in_turn.empty()) {
     std::sort(in_turn.begin(), in_turn.end(), [](const StateSave* a, const StateSave* b) { return a->turn < b->turn; });
     const auto next =
-        std::find_if(in_turn.begin(), in_turn.end(), [this](StateSave* save) { return StartCopy(*save); });
+        std::find_if(in_turn.begin(), in_turn.end(), [&](StateSave* save) { return StartCopy(*save, only_press); });
     if (next == in_turn.end()) return;
     (*next)->turn = ++copy_turn_;
   }
 }
 
-bool Scheduler::StartCopy(StateSave& save) {
+// Whether one would be made if there were a buffer: then something is flushed for it. While training pauses nothing else
+// asks for that, and all buffers may be dirty.
+bool Scheduler::CopyWaits() const {
+  if (pending_ > 0) return false;  // something is, for that
+  return std::any_of(saves_.begin(), saves_.end(), [this](const auto& entry) {
+    const StateSave& save = *entry.second;
+    if (save.phase != StateSave::Phase::kCopying || save.failure.status != 0 || !MayCopy(save)) return false;
+    for (PathIndex i = 0; i < paths_.size(); ++i) {
+      if (!save.waiting[i].empty() && MayCopyFrom(i, save)) return true;
+    }
+    return false;
+  });
+}
+
+// Reads may move where writes hang.
+bool Scheduler::MayCopyFrom(PathIndex path, const StateSave& save) const {
+  return paths_[path].turn.Allows(save.session_id, Direction::kRead) &&
+         model_.HungNs(path, Direction::kRead, now_ns_) == 0;
+}
+
+bool Scheduler::StartCopy(StateSave& save, bool only_press) {
   if (save.failure.status != 0 || !MayCopy(save)) return false;
   PathIndex from = kNone;
   bool presses = false;
   for (PathIndex i = 0; i < paths_.size() && (from == kNone || presses); ++i) {
-    if (save.waiting[i].empty() || !paths_[i].turn.Allows(save.session_id, Direction::kRead)) continue;
-    if (model_.HungNs(i, Direction::kRead, now_ns_) > 0) continue;  // reads may move where writes hang
+    if (save.waiting[i].empty() || !MayCopyFrom(i, save)) continue;
     const uint64_t bytes = save.waiting[i].front()->bytes;
-    if (pending_ == 0 && paths_[i].pending_bytes == 0 && BufferIsFree() && MayQueue(i, Direction::kRead)) {
+    const bool idle = !only_press && pending_ == 0 && paths_[i].pending_bytes == 0;
+    if (idle && BufferIsFree() && MayQueue(i, Direction::kRead)) {
       from = i;
       presses = false;
     } else if (from == kNone && paths_[i].copies == 0) {
