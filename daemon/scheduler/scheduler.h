@@ -292,9 +292,12 @@ class Scheduler {
     SessionId session = 0;
     uint64_t owner = 0;
     uint32_t block = 0;
+    bool begun = false;
+    bool retries = false;   // it reads blocks that stay, too
     bool moved = false;     // a block has left since it began
     bool looks_on = false;  // it has looked at as many as a call may, and goes on in the next
     int64_t again_ns = 0;   // the next one does not begin before this time
+    int64_t retry_ns = 0;   // one that begins from then on retries
   };
   struct PathState {
     uint32_t reads = 0;  // transfers in flight

@@ -99,6 +99,10 @@ int64_t Scheduler::NextLook() const {
 // Looks at the next block of the round. *looks stays if that cannot be moved now: the round goes on there.
 void Scheduler::LeaveOne(PathIndex index, uint32_t* looks) {
   Leaving& leaving = paths_[index].leaving;
+  if (!std::exchange(leaving.begun, true)) {
+    leaving.retries = now_ns_ >= leaving.retry_ns;
+    if (leaving.retries) leaving.retry_ns = now_ns_ + kUnreadablePauseNs;
+  }
   BlockOwner* const owner = NextOwner(&leaving);
   if (owner == nullptr) {
     ++*looks;
@@ -156,7 +160,7 @@ void Scheduler::EndRound(Leaving* at) {
   at->session = 0;
   at->owner = 0;
   at->block = 0;
-  at->moved = false;
+  at->moved = at->begun = false;
 }
 
 // False if it cannot be begun now. What somebody wants or has in motion is looked at in the next round.
@@ -173,6 +177,7 @@ bool Scheduler::MoveOff(PathIndex index, Block& block) {
     case BlockState::kDirty:
       return StartFlush(block);
     case BlockState::kAway:
+      if (block.stays && !path.leaving.retries) return true;
       break;
   }
   const bool others_wait = pending_ > 0 || working_ > 0;
@@ -225,7 +230,7 @@ void Scheduler::CannotLeave(Block& block) {
   Leaving& leaving = paths_[block.extent.path].leaving;
   if (!leaving.on || block.stays) return;
   block.stays = true;
-  ++leaving.staying;
+  if (leaving.staying++ == 0) leaving.retry_ns = now_ns_ + kUnreadablePauseNs;
 }
 
 void Scheduler::MaybeEvacuated(PathIndex index) {
