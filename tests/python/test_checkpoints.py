@@ -64,6 +64,13 @@ def padded(array: np.ndarray) -> bytes:
     return text + bytes(-len(text) % 4096)
 
 
+def block_hash(stored: Sequence[bytes]) -> str:
+    """"xxh3-64k": of the hashes of 65536 elements each, piece by piece, and of each piece array by array."""
+    pieces = (array[at : at + 65536 * 4] for at in range(0, len(stored[0]), 65536 * 4) for array in stored)
+    digests = b"".join(struct.pack("<Q", xxhash.xxh3_64_intdigest(piece)) for piece in pieces)
+    return f"{xxhash.xxh3_64_intdigest(digests):016x}"
+
+
 def save(
     directory: pathlib.Path,
     state: dict[str, dict[str, np.ndarray]],
@@ -104,8 +111,7 @@ def save(
             for first in range(0, numel, block):
                 count = min(block, numel - first)
                 stored = [padded(joined[each][first : first + count]) for each in STATES[: 3 if moments else 1]]
-                digests = b"".join(struct.pack("<Q", xxhash.xxh3_64_intdigest(array)) for array in stored)
-                blocks.append([count, 0, len(data), len(stored), f"{xxhash.xxh3_64_intdigest(digests):016x}"])
+                blocks.append([count, 0, len(data), len(stored), block_hash(stored)])
                 data += b"".join(stored)
             subgroups.append(
                 {
