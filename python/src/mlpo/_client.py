@@ -71,6 +71,7 @@ class Client:
         self._objects = Worker()
         session.adopt(self)
         self._subgroups: weakref.WeakSet[Subgroup] = weakref.WeakSet()  # that restore() fills
+        self._names: dict[str, list[str]] = {}  # of all registered tensors, also if nobody has them any more
         info = self._info()
         self.rank = int(info.rank)
         self.world_size = int(info.world_size)
@@ -187,6 +188,7 @@ class Client:
             del kept[1:]
             subgroup = Subgroup(self, pointer[0], key, specs, dtypes)
             self._subgroups.add(subgroup)
+            self._names[key] = [spec.name for spec in specs]
             return subgroup
 
         return interruptible(call)

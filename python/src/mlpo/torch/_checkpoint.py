@@ -110,11 +110,11 @@ def the_same(asked: Sequence[tuple[Optional[str], Optional[bytes], Optional[Rest
 def check_names(client: Client) -> None:
     """A checkpoint has all that the client has registered, and finds it by name."""
     seen: dict[str, str] = {}
-    for subgroup in list(client._subgroups):
-        for tensor in subgroup.tensors:
-            other = seen.setdefault(tensor.name, subgroup.key)
-            if other != subgroup.key:
+    for key, names in list(client._names.items()):
+        for name in names:
+            other = seen.setdefault(name, key)
+            if other != key:
                 raise ValueError(
-                    f"tensors of subgroups {other!r} and {subgroup.key!r} have the name {tensor.name!r}, by which a "
-                    "checkpoint finds them: make the optimizers with model.named_parameters(), or use a client for each"
+                    f"tensors of subgroups {other!r} and {key!r} have the name {name!r}, by which a checkpoint finds "
+                    "them: make the optimizers with model.named_parameters(), or use a client for each"
                 )
