@@ -23,7 +23,7 @@ Make = Callable[..., OffloadAdamW]
 
 def train(model: Any, optimizer: OffloadAdamW, first: int, steps: int) -> None:
     for step in range(first, first + steps):
-        backward(model, step)
+        backward(model, step, clip=optimizer.clip_grad_norm_)  # torch's has no gradients with overlap=True
         optimizer.step()
 
 
