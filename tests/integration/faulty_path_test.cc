@@ -38,7 +38,8 @@ DaemonProcess::Options On(const FaultFs& faulty, int others, const std::string& 
 }
 
 nlohmann::json FaultyPath(const DaemonProcess& daemon) {
-  for (const nlohmann::json& path : DaemonStatus(daemon.socket()).at("paths")) {
+  const nlohmann::json status = DaemonStatus(daemon.socket());
+  for (const nlohmann::json& path : status.at("paths")) {
     if (path.at("name") == "faulty") return path;
   }
   FAIL("status does not have the path");
