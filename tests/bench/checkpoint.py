@@ -14,6 +14,7 @@ one JSON object:
     grad_s            the longest that a gradient submitted meanwhile waited
     step_s, drain_step_s, ratio    steps before, and while it is copied; the ratio may be 1.15
     drain_s, bound_s  how long copying took, and what the daemon had said that it would take at most
+                      (what is missing of these could not be seen: the copy was over before)
     copied_bytes, state_bytes      equal without --persistent; with it nothing of that path is copied
     folder_copy_s     beside it, in the same run and with training stopped: a copy of as many bytes by dd with direct
                       I/O from the first path to the target, as one saves a folder of DeepSpeed's NVMe offload
@@ -138,15 +139,6 @@ def inside(asked: argparse.Namespace) -> int:
         if asked.write_limits:
             found["stall_bound_s"] = dirty / sum(asked.write_limits)
         began = time.perf_counter()
-        client.discard()
-        expected = training.digest()
-        found["bound_s"] = 0.0
-        while running := status(asked)["checkpoints"]["running"]:
-            if running[0]["phase"] == "copying":
-                found["bound_s"] = running[0]["bound_s"] + time.perf_counter() - began
-                break
-            time.sleep(0.01)
-        during: list[float] = []
         ended: list[float] = []
 
         def wait() -> None:  # it ends in the middle of a step
@@ -156,14 +148,24 @@ def inside(asked: argparse.Namespace) -> int:
         waiting = threading.Thread(target=wait)
         waiting.start()
         while waiting.is_alive():
+            running = status(asked)["checkpoints"]["running"]
+            if running and running[0]["phase"] == "copying":
+                found["bound_s"] = running[0]["bound_s"] + time.perf_counter() - began
+                break
+            time.sleep(0.01)
+        client.discard()
+        expected = training.digest()
+        during: list[float] = []
+        while waiting.is_alive():
             during.append(training.step())
         waiting.join()
         if not ended:
             print("checkpoint: the save failed", file=sys.stderr)
             return 1
         found["drain_s"] = ended[0] - began
-        found["drain_step_s"] = statistics.median(during) if during else 0.0
-        found["ratio"] = found["drain_step_s"] / found["step_s"]
+        if during:
+            found["drain_step_s"] = statistics.median(during)
+            found["ratio"] = found["drain_step_s"] / found["step_s"]
         found["copied_bytes"] = status(asked)["checkpoints"]["copied_bytes"]
         found["folder_copy_s"] = copy_folder(pathlib.Path(asked.path[0]), asked.target, found["state_bytes"])
         began = time.perf_counter()
@@ -174,9 +176,9 @@ def inside(asked: argparse.Namespace) -> int:
     broken = [] if same else ["what was restored is not what was saved"]
     if found["stall_s"] > 1.1 * found.get("stall_bound_s", found["stall_s"]):
         broken.append("the stall")
-    if found["ratio"] > 1.15:
+    if found.get("ratio", 0) > 1.15:
         broken.append("steps while it is copied")
-    if found["drain_s"] > max(found["bound_s"], 1.0):
+    if found["drain_s"] > max(found.get("bound_s", 0), 1.0):
         broken.append("the end of the copying")
     if found["copied_bytes"] > found["state_bytes"] or (not asked.persistent and found["copied_bytes"] == 0):
         broken.append("copied bytes")
