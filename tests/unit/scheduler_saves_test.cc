@@ -222,6 +222,36 @@ TEST_CASE("Saves.StepsDuringACopyTakeLittleLonger") {
   CHECK(tier.violation() == "");
 }
 
+// The trainer does something else for long, and has left every buffer dirty: something is flushed for the copies.
+TEST_CASE("Saves.CopiesEndWhileTrainingPausesWithAllBuffersDirty") {
+  for (const uint32_t buffers : {1u, 2u, 8u}) {
+    CAPTURE(buffers);
+    Scheduler::Options options = MakeOptions(buffers, 2);
+    options.order = Order::kAlternating;  // which reads nothing ahead, so nothing is flushed for that
+    FakeTier tier(options, {{1e6, 1e6}, {1e6, 1e6}});
+    tier.AddSubgroup(1, 1, {20 * kBlock});
+    tier.WriteState(1, 1, MLPO_PART_STATE);
+    for (uint32_t epoch = 1; epoch <= 3; ++epoch) TrainStep(tier, 1, 1, epoch);
+    tier.RunUntilQuiet();
+    const Versions taken = Now(tier, 1, 1, 20);
+    const uint64_t save = tier.BeginSave(1, 1, Pace());
+    tier.place_ns = 5 * kS;  // the step ends before copying begins
+    tier.RunUntilAnswered(tier.Take(1, 1));
+    const uint64_t saved = tier.Saved(1, 1);
+    TrainStep(tier, 1, 1, 4);
+    tier.Wait(kS);
+    PoolSnapshot pool;
+    tier.scheduler().Fill(&pool);
+    REQUIRE(pool.dirty_blocks == buffers);
+    REQUIRE(!tier.answered(saved));
+    tier.Wait(20 * kS);
+    REQUIRE(tier.answered(saved));
+    CHECK(tier.status(saved) == 0);
+    CHECK(IsInPart(tier, save, taken));
+    CHECK(tier.violation() == "");
+  }
+}
+
 TEST_CASE("Saves.AFailedCopyFailsTheCheckpointAndNotTheTraining") {
   for (const bool reading : {true, false}) {
     INFO("reading " << reading);
