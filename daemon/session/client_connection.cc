@@ -109,6 +109,8 @@ void ClientConnection::OnReadable() {
         return End(status, true);
       case Frame::Outcome::kFrame:
         OnFrame(frame);
+        // Those that nobody has taken, now: the frame is all clients', and the next one may come in hours.
+        CloseElsewhere(std::exchange(frame.fds(), {}), peer_.uid);
     }
   }
   if (!ended()) WaitForFrame();
