@@ -94,6 +94,7 @@ void DataLoop::Post(std::function<void()> message) { messages_.Put(std::move(mes
 
 void DataLoop::Run() {
   SetThreadName("mlpo-data");
+  TakeShortTurns();
   int64_t last_work_ns = NowNs();
   while (!stopped_) {
     const int64_t now_ns = NowNs();

@@ -1,4 +1,4 @@
-// Threads: names, and a queue for what one thread hands to another.
+// Threads: names, how soon they run, and a queue for what one thread hands to another.
 //
 // MessageQueue<T>: any number of producers, one consumer. The consumer either waits in Take() or watches event_fd()
 // (readable while something may wait) and calls TakeAll(). Unbounded: producers are our own threads, whose work is
@@ -20,6 +20,10 @@
 namespace mlpo {
 
 void SetThreadName(const std::string& name);  // cut to 15 bytes
+// For a thread that passes on what has ended: it runs as soon as it wakes, even where every core has a worker on it
+// that was given its turn a moment ago. Needs no privilege. Does nothing before Linux 6.12, for a thread that somebody
+// gave a real-time policy, and where a filter of system calls forbids it.
+void TakeShortTurns();
 
 template <class T>
 class MessageQueue {

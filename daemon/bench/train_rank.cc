@@ -1,5 +1,9 @@
 // One rank of "mlpo-bench train": state and gradients random, every step as a trainer does it, and a check of the
 // result against the kernel run over the same numbers in this process.
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -21,6 +25,20 @@ constexpr uint64_t kTileElements = uint64_t{1} << 20;     // of random numbers, 
 constexpr uint64_t kCheckedElements = uint64_t{1} << 17;  // at either end of a subgroup
 
 double NowS() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// As a GPU's copy engine writes to host memory: the destination is not read first and takes no place in the caches. A
+// plain copy would cost a step more of the memory's time than any trainer does that has a GPU. `to` and `from` are
+// aligned to 16 bytes.
+void CopyPastCaches(std::byte* to, const std::byte* from, size_t n) {
+  size_t at = 0;
+#ifdef __SSE2__
+  for (; n - at >= sizeof(__m128i); at += sizeof(__m128i)) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), _mm_load_si128(reinterpret_cast<const __m128i*>(from + at)));
+  }
+  _mm_sfence();  // before the daemon is told of them
+#endif
+  std::memcpy(to + at, from + at, n - at);
+}
 
 struct SubgroupDeleter {
   void operator()(mlpo_subgroup* subgroup) const { mlpo_subgroup_free(subgroup); }
@@ -110,7 +128,7 @@ class Rank {
     const struct mlpo_subgroup_info info = Info(subgroup);
     const uint64_t bytes = info.numel * ElementBytes(dtype_);
     for (uint64_t at = 0; at < bytes; at += gradient_.size()) {
-      std::memcpy(static_cast<std::byte*>(info.grad) + at, gradient_.data(), std::min(gradient_.size(), bytes - at));
+      CopyPastCaches(static_cast<std::byte*>(info.grad) + at, gradient_.data(), std::min(gradient_.size(), bytes - at));
     }
   }
 

@@ -84,6 +84,7 @@ int64_t ThreadQueue::Carry(const PieceTable::Operation& operation) {
 
 void ThreadQueue::Run() {
   SetThreadName("io-" + path_->name());
+  TakeShortTurns();
   std::unique_lock lock(mutex_);
   while (true) {
     const int64_t now = NowNs();

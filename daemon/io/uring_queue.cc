@@ -218,6 +218,7 @@ void UringQueue::AddPiece(uint32_t piece) {
 
 void UringQueue::Run(std::promise<Status> started) {
   SetThreadName("io-" + path_->name());
+  TakeShortTurns();
   const Status set_up = SetUp();
   if (set_up.ok()) {
     started.set_value(set_up);

@@ -159,9 +159,10 @@ def _valid(results: Results, configuration: dict[str, Any]) -> tuple[dict[int, R
 
 
 def _share_line(results: Results, group: str, what: str, configuration: dict[str, Any], least: float | None,
-                needed: int = 3) -> Line:  # fmt: skip
+                needed: int = 3, factor: float = 1) -> Line:  # fmt: skip
     found, note = _valid(results, configuration)
-    return Line(group, what, [result["limit_share"] for result in found.values()], least, needed=needed, note=note)
+    shares = [factor * result["limit_share"] for result in found.values()]
+    return Line(group, what, shares, least, needed=needed, note=note)
 
 
 def _limit_lines(plan: Plan, results: Results) -> Iterator[Line]:
@@ -209,22 +210,19 @@ def _rank_lines(plan: Plan, results: Results) -> Iterator[Line]:
         others = (configuration["ranks"] - 1) / configuration["ranks"]
         pool = configuration["pool_blocks"]
         factor = others * (BLOCKS - pool) / (others * BLOCKS - pool)
-        found, note = _valid(results, configuration)
-        shares = [result["limit_share"] for result in found.values()]
-        yield Line(group, f"{what}, with their part of the pool", [share * factor for share in shares], WITHIN, needed=3,
-                   note=note)  # fmt: skip
-        yield Line(group, f"{what}, with the whole pool", shares, None, needed=3)
+        yield _share_line(results, group, f"{what}, with their part of the pool", configuration, WITHIN, factor=factor)
+        yield _share_line(results, group, f"{what}, with the whole pool", configuration, None)
 
 
 def _unlimited_lines(plan: Plan, results: Results) -> Iterator[Line]:
     runs = plan.experiments["unlimited"].runs
-    yield _share_line(results, "unlimited disk", "mlpo / fio's mix", runs["mlpo"], 0.9)
+    yield _share_line(results, "unlimited disk", "mlpo / fio's mix", runs["mlpo"], 0.9, needed=7)
     ours, void = _valid(results, runs["mlpo"])
     peers = results.of(runs["peer"])
     moved = OURS_MOVES * (1 - runs["mlpo"]["pool_blocks"] / BLOCKS)
     gains = [peers[i]["step_s"] / ours[i]["period_s"] * moved / PEER_STEP_MOVES for i in ours.keys() & peers.keys()]
     note = "; ".join(filter(None, [f"bytes: {PEER_STEP_MOVES / moved:.2f}", void]))
-    yield Line("unlimited disk", "(DeepSpeed's step / mlpo's) / ratio of the bytes", gains, 1.0, needed=3, note=note)
+    yield Line("unlimited disk", "(DeepSpeed's step / mlpo's) / ratio of the bytes", gains, 1.0, needed=7, note=note)
 
 
 def _integrity_lines(plan: Plan, results: Results) -> Iterator[Line]:

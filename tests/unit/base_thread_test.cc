@@ -1,0 +1,57 @@
+// How soon a thread runs, as the kernel says in /proc: its slice, which is what one that wakes is weighed by.
+#include "daemon/base/thread.h"
+
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "tests/support/catch.h"
+
+namespace mlpo::testing {
+namespace {
+
+// Linux 6.12 and newer has slices of threads' own.
+bool HasSlices() {
+  utsname system = {};
+  int major = 0, minor = 0;
+  REQUIRE(::uname(&system) == 0);
+  REQUIRE(std::sscanf(system.release, "%d.%d", &major, &minor) == 2);
+  return major > 6 || (major == 6 && minor >= 12);
+}
+
+// ns; nothing where the kernel does not show it.
+std::optional<uint64_t> Slice(pid_t thread) {
+  std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/sched");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("se.slice")) return std::stoull(line.substr(line.find(':') + 1));
+  }
+  return std::nullopt;
+}
+
+TEST_CASE("A thread that takes short turns has a shorter slice than others, and its nice value as before") {
+  std::optional<uint64_t> before, after;
+  int nice = 0;
+  std::thread([&] {
+    REQUIRE(::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 3) == 0);
+    before = Slice(::gettid());
+    TakeShortTurns();
+    after = Slice(::gettid());
+    nice = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()));
+  }).join();
+  CHECK(nice == 3);
+  if (!HasSlices() || !before) {
+    WARN("skipped the rest: this kernel has no slices of threads' own, or does not show them");
+    return;
+  }
+  CHECK(*before > 100'000);
+  CHECK(*after == 100'000);
+}
+
+}  // namespace
+}  // namespace mlpo::testing
