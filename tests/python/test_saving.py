@@ -276,6 +276,36 @@ def test_a_flipped_bit_never_reaches_a_trainer(
     run.close()
 
 
+def test_a_restore_that_one_subgroup_cannot_have_changes_none(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    """Whoever goes on after the error must not go on with some of the checkpoint and some of what was there."""
+    client = connect_to(daemon_of(SMALL_BLOCKS))
+    keys = ("one", "two", "three")
+    subgroups = [client.subgroup(key, 5000, initial=values(5000, seed)) for seed, key in enumerate(keys)]
+
+    def masters() -> list[bytes]:
+        return [subgroup.read_state()["master"].tobytes() for subgroup in subgroups]
+
+    at_save = masters()
+    assert client.checkpoint(str(place), "t", 0).result(60)
+    for subgroup in subgroups:
+        subgroup.grad[:] = 1
+        subgroup.submit_grad().result(60)
+        subgroup.submit_update().result(60)
+    later = masters()
+    for busy in subgroups:  # whichever is filled first
+        busy.grad[:] = 1
+        busy.submit_grad().result(60)
+        with pytest.raises(mlpo.MlpoError, match="open window") as raised:
+            client.restore(str(place))
+        assert raised.value.code == lib.MLPO_ERR_SLOT_BUSY and busy.key in str(raised.value)
+        busy.discard()
+        assert masters() == later
+    client.restore(str(place))
+    assert masters() == at_save
+
+
 def tensors_of(model: Sequence[tuple[str, int]]) -> list[mlpo.TensorSpec]:
     return [mlpo.TensorSpec(name, (numel,)) for name, numel in model]
 

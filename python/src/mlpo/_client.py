@@ -336,8 +336,9 @@ class Client:
         timeout: seconds; None waits while the daemon lives.
 
         Raises MlpoError: ENOENT if there is no such checkpoint; EINVAL if it is damaged, or naming a tensor that is not
-        in it as it is here; else what reading failed with. A subgroup whose restore has failed has no state: restore()
-        again, or write_state() all of it.
+        in it as it is here; MLPO_ERR_SLOT_BUSY, with all states as they were, while any subgroup has a gradient without
+        its update, or an update that has not ended: discard() or wait; else what reading failed with. A subgroup whose
+        restore has failed has no state: restore() again, or write_state() all of it.
         """
         self._session.check_not_forked()
         return restore(self, list(self._subgroups), directory, tag, attempt, timeout)
