@@ -209,6 +209,29 @@ def test_another_jobs_parts_go_only_with_overwrite(tmp_path: pathlib.Path, new: 
     assert attempts(tmp_path) == {"part-0": [last.hex()]}
 
 
+@pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)], ids=str)
+def test_one_that_is_saved_over_while_it_is_looked_at_is_not_complete(
+    tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...]
+) -> None:
+    """Another job's save ends between the two looks at the directory; it has taken the parts of these ranks so far."""
+    good, ours = new(), new()
+    assert not Save(tmp_path, good, 0, 2).commit() and Save(tmp_path, good, 1, 2).commit()
+    first, last = Save(tmp_path, ours, 0, 2, overwrite=True), Save(tmp_path, ours, 1, 2, overwrite=True)
+    assert not first.commit()
+    really = _own_files._is_settled
+
+    def settled(*arguments: Any) -> bool:
+        found = really(*arguments)
+        for rank in lost:
+            (tmp_path / "tag" / f"part-{rank}" / f"manifest-{ours.hex()}").unlink()
+        return found
+
+    monkeypatch.setattr(_own_files, "_is_settled", settled)
+    assert not last.commit() and not last.commit()
+    # What is not complete removes nothing.
+    assert [each.attempt for each in find(tmp_path) if each.complete] == [good.hex()]
+
+
 def test_a_save_whose_data_was_removed_is_no_part(tmp_path: pathlib.Path, new: New) -> None:
     """By hand, or on a file system without locks: there is never a manifest of a file that is not there."""
     one = new()

@@ -299,7 +299,9 @@ class PartFiles:
         if not _is_settled(self._fds[0], self._fds[1], self._tag, attempt, world_size):
             return False
         found = _parts.attempts(self._tag)
-        own = next(each for each in found if each.id == attempt)
+        own = next((each for each in found if each.id == attempt), None)
+        if own is None or not own.complete:
+            return False  # another job has saved over it since: it was complete, and is gone
         later = [each for each in _complete(found) if each.order > own.order]
         if later:
             _warn(
