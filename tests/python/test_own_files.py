@@ -180,6 +180,25 @@ def test_a_save_in_the_making_is_not_removed_by_one_that_begins(tmp_path: pathli
     assert other.commit()
 
 
+def test_a_committed_part_stays_while_another_rank_saves_its_own(tmp_path: pathlib.Path, new: New) -> None:
+    """Under a tag that is saved over and over: the next save may begin on one rank, and be given up, before the last
+    one has ended on all. When its last saver is dead the part goes."""
+    one, two = new(), new()
+    first, second = Save(tmp_path, one, 0, 2), Save(tmp_path, one, 1, 2)
+    assert not first.commit()
+    second.files._files[0].give(f"data-{one.hex()}-0")
+    Save(tmp_path, new(), 0, 2, overwrite=True).files.close()
+    assert attempts(tmp_path)["part-0"] == [one.hex()]
+    assert second.commit()
+    assert [(each.attempt, each.complete) for each in find(tmp_path)] == [(one.hex(), True)]
+
+    first, second = Save(tmp_path, two, 0, 2, overwrite=True), Save(tmp_path, two, 1, 2, overwrite=True)
+    assert not first.commit()
+    second.die_between_the_names()
+    Save(tmp_path, new(), 0, 2, overwrite=True).files.close()
+    assert attempts(tmp_path) == {"part-0": [one.hex()], "part-1": sorted([one.hex(), two.hex()])}
+
+
 def test_what_a_killed_save_has_left_goes(tmp_path: pathlib.Path, new: New) -> None:
     """A data file of full size without a manifest: with the next save of the rank under the tag, and of all ranks once
     that is complete, also of those that there are no more."""

@@ -24,6 +24,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = re.compile(r"\.(data|manifest)-[0-9a-f]{32}\.new")  # where the file system has no nameless files
 _PART_FILE = re.compile(r"(data|manifest)-([0-9a-f]{32})(-(0|[1-9][0-9]{0,9})|\.new)?")
+_PART_FOLDER = re.compile(r"part-(0|[1-9][0-9]{0,9})")
 _TRIES = 16  # folders and names that somebody else takes away in the same moment
 
 
@@ -230,8 +231,14 @@ class PartFiles:
                 )
 
             def goes(job: Optional[str], _: Optional[int], attempt: str = attempt) -> bool:
-                cut = attempt not in [each.id for each in _complete(_parts.attempts(self._tag))]
-                return cut and job in (None, self._job)
+                if job not in (None, self._job):
+                    return False
+                # With our part committed it may become complete, until nobody saves any other. In this order: whoever
+                # is not seen to save has its manifest by then, or never will.
+                committed = os.path.lexists(self._part / f"manifest-{attempt}")
+                if committed and _is_live(self._fds[1], attempt, self._part.name):
+                    return False
+                return attempt not in [each.id for each in _complete(_parts.attempts(self._tag))]
 
             _remove_part(part, self._part, self._rank, attempt, goes)
 
@@ -314,7 +321,7 @@ class PartFiles:
         orders = {each.id: each.order for each in found}
         for name in sorted(os.listdir(self._fds[1])):
             shown = self._tag / name
-            if not re.fullmatch(r"part-(0|[1-9][0-9]{0,9})", name):
+            if not _PART_FOLDER.fullmatch(name):
                 continue
             try:
                 folder = os.open(name, _FOLDER, dir_fd=self._fds[1])
@@ -425,6 +432,27 @@ def _attempts_in(folder: int) -> list[str]:
     """Those that a part's folder has any file of."""
     matches = (_PART_FILE.fullmatch(name) for name in os.listdir(folder))
     return sorted({match[2] for match in matches if match is not None})
+
+
+def _is_live(tag: int, attempt: str) -> bool:
+    """Whether any part of an attempt, but that in one folder, is being saved or removed. What cannot be seen may be."""
+    for name in os.listdir(tag):
+        if name == but or not _PART_FOLDER.fullmatch(name):
+            continue
+        fds: list[int] = []
+        try:
+            fds.append(os.open(name, _FOLDER, dir_fd=tag))
+            fds.append(os.open(f"data-{attempt}-0", os.O_RDONLY | _FILE, dir_fd=fds[0]))
+            if _lock(fds[1], fcntl.LOCK_SH) is _Lock.HELD:
+                return True
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+        finally:
+            for fd in fds:
+                os.close(fd)
+    return False
 
 
 def _remove_nameless(folder: int) -> None:

@@ -62,6 +62,7 @@ class Saved:
         self.snapshot = self._submit(lib.mlpo_checkpoint_take, lambda result: int(result.value))
         self._end = self._submit_saved()
         self._taken = True
+        self._client._last_save = (self.tag, self.snapshot, self._end)
         if self._files is not None:
             self._client._unfinished.add(self)
 
@@ -78,7 +79,7 @@ class Saved:
 
     def done(self) -> bool:
         """Whether it has ended: this rank's part is durable, or it has failed."""
-        return self._end.done() or (self.snapshot.done() and self.snapshot.exception(0) is not None)
+        return _has_ended(self.snapshot, self._end)
 
     def result(self, timeout: Optional[float] = None) -> bool:
         """Waits until this rank's part is durable. True on the rank that is done last, if all ranks' parts are there.
@@ -157,6 +158,29 @@ class Saved:
             self._finish()
         end = self._end if self._taken else self._submit_saved()
         end.exception(deadline.remaining())  # then its files are gone
+
+
+def _has_ended(snapshot: Request[int], end: Request[bool]) -> bool:
+    return end.done() or (snapshot.done() and snapshot.exception(0) is not None)
+
+
+def settle_last(client: Client) -> None:
+    """For all ranks before any of them begins another checkpoint: who begins removes what is incomplete of its own.
+
+    What the client saved last gets its names, if nothing else is left to do. Raises MlpoError: EBUSY while it goes on.
+    """
+    if client._last_save is not None:
+        tag, snapshot, end = client._last_save
+        if not _has_ended(snapshot, end):
+            raise MlpoError(
+                -errno.EBUSY,
+                f"checkpoint {tag!r} of rank {client.rank} has not ended: wait for its result(), or abandon() it, "
+                "before the next one",
+            )
+    for saved in list(client._unfinished):
+        if saved.done():
+            with contextlib.suppress(OSError):  # for who asks for its result()
+                saved.result(0)
 
 
 def _check_attempt(attempt: Optional[bytes], which: str) -> None:

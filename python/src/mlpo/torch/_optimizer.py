@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 from .._blocking import Deadline
 from .._client import Client
 from .._errors import MlpoError, NonFiniteGradientError, not_offered
-from .._saving import Restored, Restoring, Saved, begin_restore, begin_save
+from .._saving import Restored, Restoring, Saved, begin_restore, begin_save, settle_last
 from .._subgroup import Subgroup
 from . import _checkpoint, _checks, _default_client, _loading, _norm, _scaler, _shards, _state
 from ._absent import Absent
@@ -443,6 +443,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             client = self._connected()
             together.check(client)
             _checkpoint.check_names(client)
+            settle_last(client)
             made = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
             return _checkpoint.Plan(tag, step, attempt, overwrite, made, uuid.uuid4().bytes)
 
