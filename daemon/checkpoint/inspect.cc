@@ -1,6 +1,8 @@
 #include "daemon/checkpoint/inspect.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -112,6 +114,27 @@ void CheckBlocks(const std::string& directory, const std::vector<std::shared_ptr
   }
 }
 
+// A file that a client has not given its name yet goes if whoever made it is dead for sure.
+Result<bool> RemoveUnnamed(int part_fd, const std::string& name, const std::string& shown,
+                           std::vector<std::string>* kept) {
+  const Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDWR, shown);
+  if (fd.status().os_errno() == ENOENT) return false;
+  if (!fd.ok()) return fd.status();
+  struct stat st;
+  if (::fstat(fd.value().get(), &st) != 0) return Status::Errno(errno, "looking at " + shown);
+  if (st.st_uid != ::geteuid()) {
+    kept->push_back(shown + " is not a file of uid " + std::to_string(::geteuid()));
+    return false;
+  }
+  const Result<FileLock> lock = LockFile(fd.value().get(), /*shared=*/false, shown);
+  if (!lock.ok()) return lock.status();
+  if (lock.value() == FileLock::kTaken) return RemoveFile(part_fd, name, shown);
+  kept->push_back(shown + (lock.value() == FileLock::kHeld
+                               ? " is being saved by somebody"
+                               : ": its file system has no locks (flock), so whether it is being saved is not known"));
+  return false;
+}
+
 }  // namespace
 
 Result<std::string> ListCheckpoints(const std::string& directory, const WorkingHeaderCheck& working) {
@@ -218,8 +241,15 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
     std::set<AttemptId> attempts;
     for (const std::string& file : *files) {
       const std::optional<PartFileName> parsed = ParsePartFileName(file);
-      if (parsed) attempts.insert(parsed->attempt);
-      if (!parsed) kept.push_back(shown + "/" + file + " is no file of a part");
+      if (parsed) {
+        attempts.insert(parsed->attempt);
+      } else if (IsUnnamedFile(file)) {
+        const Result<bool> gone = RemoveUnnamed(part->get(), file, shown + "/" + file, &kept);
+        if (gone.ok()) removed += gone.value();
+        if (!gone.ok()) kept.push_back(gone.status().message());
+      } else {
+        kept.push_back(shown + "/" + file + " is no file of a part");
+      }
     }
     for (const AttemptId& attempt : attempts) {
       const Result<PartFiles::Removed> gone =

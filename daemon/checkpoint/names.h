@@ -42,5 +42,7 @@ struct PartFileName {
   uint32_t index = 0;  // of a data file
 };
 std::optional<PartFileName> ParsePartFileName(std::string_view name);
+// A client's file before it has its name, where the file system cannot make nameless ones: ".data-HEX.new" or manifest.
+bool IsUnnamedFile(std::string_view name);
 
 }  // namespace mlpo

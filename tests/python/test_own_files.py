@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, Optional
 import mlpo
 import pytest
 import xxhash
-from mlpo import _own_files, _parts
+from mlpo import _own_files, _parts, _rests
 from mlpo._own_files import PartFiles, is_complete
 from mlpo.checkpoints import Checkpoint, CheckpointError, find
 from saved_files import loose_files
@@ -211,6 +211,49 @@ def test_what_a_killed_save_has_left_goes(tmp_path: pathlib.Path, new: New) -> N
     assert not first.commit() and second.commit()
     assert not loose_files(tmp_path)
     assert attempts(tmp_path) == {"part-0": [again.hex()], "part-1": [again.hex()]}
+
+
+def test_what_a_killed_client_has_left_under_other_tags_goes(
+    tmp_path: pathlib.Path, new: New, file_system: str
+) -> None:
+    """Tags that are used once: what its rank's next session finds, and of ranks that there are no more. What is saved
+    by somebody, what has a manifest, and strangers' files stay."""
+    half, live, cut = new(), new(), new()
+    Save(tmp_path, half, 0, 3, tag="step-1").die_between_the_names()
+    Save(tmp_path, half, 2, 3, tag="step-1").die_between_the_names()
+    early = Save(tmp_path, new(), 0, 3, tag="step-2")
+    for fd in early.files.descriptors:
+        os.close(fd)  # killed before
+    saving = Save(tmp_path, live, 0, 3, tag="step-3")
+    saving.files._files[0].give(f"data-{live.hex()}-0")
+    assert not Save(tmp_path, cut, 0, 3, tag="step-4").commit()
+    (tmp_path / "step-4" / "part-0" / "notes").write_text("mine")
+    unnamed = [*tmp_path.glob("step-[12]/part-*/.*.new")]
+    assert len(unnamed) == (4 if file_system == "named" else 0)
+
+    assert _rests.remove_uncommitted(str(tmp_path), lambda rank: rank % 2 == 0) == 2 + len(unnamed)
+    assert attempts(tmp_path, "step-1") == {}
+    assert not (tmp_path / "step-1").exists()
+    assert not [*tmp_path.glob("step-2/part-0/*")]
+    assert attempts(tmp_path, "step-3") == {"part-0": [live.hex()]}
+    assert (tmp_path / "step-4" / "part-0" / f"manifest-{cut.hex()}").exists()
+    assert (tmp_path / "step-4" / "part-0" / "notes").exists()
+    assert not saving.commit()
+    assert _rests.remove_uncommitted(str(tmp_path)) == 0
+
+
+def test_without_locks_nobody_is_dead_for_sure(
+    tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = new()
+    Save(tmp_path, half).die_between_the_names()
+
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(_own_files.fcntl, "flock", none)
+    assert _rests.remove_uncommitted(str(tmp_path)) == 0
+    assert attempts(tmp_path) == {"part-0": [half.hex()]}
 
 
 def loose_files_that_count(place: pathlib.Path) -> list[str]:

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import new_job
-from mlpo import _client, _saving
+from mlpo import _client, _own_files, _saving
 from mlpo._native import lib
-from mlpo.checkpoints import Checkpoint, find
+from mlpo.checkpoints import Checkpoint, _main, find
 from running_daemon import SMALL_BLOCKS, THREE_BUFFERS, Daemon, Layout, program
 from saved_files import loose_files
 
@@ -369,6 +369,32 @@ def test_a_daemon_of_another_user_gets_descriptors_and_opens_nothing(
     other.close()
     assert not any(found.complete for found in find(place) if found.tag == "two")
     assert not (place / "two" / "part-0").exists()
+
+
+def test_the_first_save_of_a_session_removes_what_killed_clients_have_left(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    """Under tags that nobody saves again, where only the client may unlink. A second one does not look again."""
+    job = new_job()
+
+    def leave(tag: str) -> pathlib.Path:
+        files = _own_files.PartFiles(str(place), tag, 0, job, False)
+        files._files[0].give(f"data-{bytes(range(16)).hex()}-0")
+        for fd in files.descriptors:
+            os.close(fd)
+        return place / tag
+
+    client = connect_to(daemon_of(SMALL_BLOCKS), job=job)
+    client.daemon_uid += 1
+    client.subgroup("w", 5000, initial=values(5000, 1))
+    first = leave("step-1")
+    assert client.checkpoint(str(place), "step-2", 2).result(60)
+    assert not first.exists()
+    second = leave("step-3")
+    assert client.checkpoint(str(place), "step-4", 4).result(60)
+    assert second.exists()
+    assert _main(["gc", str(place)]) == 0
+    assert sorted(folder.name for folder in place.iterdir()) == ["step-2", "step-4"]
 
 
 def test_closing_ends_although_a_save_does_not(

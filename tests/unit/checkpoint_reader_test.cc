@@ -431,6 +431,30 @@ TEST_CASE("Inspect.ASaveThatWasCutIsIncomplete") {
   CHECK(!fs::exists(saved.directory + "/tag"));
 }
 
+TEST_CASE("Inspect.WhatAKilledClientHadNotNamedIsRemovedAndWhatALiveOneHasIsNot") {
+  const Saved saved;
+  const std::string hex(32, 'c');
+  const std::string left = saved.Part(0) + "/.data-" + hex + ".new";
+  const std::string live = saved.Part(1) + "/.manifest-" + hex + ".new";
+  std::ofstream(left) << "rest";
+  const UniqueFd held(::open(live.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  REQUIRE(held);
+  REQUIRE(LockFile(held.get(), /*shared=*/false, live).value() == FileLock::kTaken);
+  bool all = true;
+  Result<std::string> text = RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all);
+  REQUIRE(text.ok());
+  CHECK(!all);
+  const json kept = json::parse(text.value()).at("kept");
+  REQUIRE(kept.size() == 1);
+  CHECK(kept[0].get<std::string>().find(live + " is being saved") == 0);
+  CHECK(!fs::exists(left));
+  CHECK(fs::exists(live));
+  REQUIRE(UnlockFile(held.get(), live).ok());
+  REQUIRE(RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all).ok());
+  CHECK(all);
+  CHECK(!fs::exists(saved.directory + "/tag"));
+}
+
 TEST_CASE("AttemptTable.AllRanksOfANodeHaveTheSameAndARepeatedSaveAnother") {
   AttemptTable table;
   const AttemptTable::Save save{1000, "job", "/dir", "tag", 7, 2};

@@ -455,8 +455,9 @@ def _is_live(tag: int, attempt: str) -> bool:
     return False
 
 
-def _remove_nameless(folder: int) -> None:
-    """Files that have not been given their names yet, if whoever made them is dead for sure."""
+def _remove_nameless(folder: int) -> int:
+    """Files that have not been given their names yet, if whoever made them is dead for sure. How many went."""
+    gone = 0
     for name in os.listdir(folder):
         if not _NEW.fullmatch(name) or not _is_own(folder, name):
             continue
@@ -466,18 +467,24 @@ def _remove_nameless(folder: int) -> None:
             continue
         try:
             if _lock(fd, fcntl.LOCK_EX) is _Lock.TAKEN:
-                _removed(folder, name)
+                gone += _removed(folder, name)
         finally:
             os.close(fd)
+    return gone
 
 
 def _remove_part(
-    folder: int, shown: pathlib.Path, rank: int, attempt: str, goes: Callable[[Optional[str], Optional[int]], bool]
-) -> None:
-    """Removes an attempt's part of a rank, unless it is being saved. `goes` decides by its job and when it began (None:
-    not known), while nobody can save or remove it. The manifest goes first, durably, so that no half of it ever looks
-    whole; the first data file last, since it carries the lock. Somebody else's files, and what has another header than
-    its name, stay, with a warning."""
+    folder: int,
+    shown: pathlib.Path,
+    rank: int,
+    attempt: str,
+    goes: Callable[[Optional[str], Optional[int]], bool],
+    only_if_dead: bool = False,
+) -> int:
+    """Removes an attempt's part of a rank, unless it is being saved; how many files went. `goes` decides by its job and
+    when it began (None: not known), while nobody can save or remove it. `only_if_dead`: not if, for want of locks,
+    nobody knows. The manifest goes first, durably, so that no half of it ever looks whole; the first data file last,
+    since it has the lock. Somebody else's files, and what has another header than its name, stay, with a warning."""
     first_name = f"data-{attempt}-0"
     try:
         first = os.open(first_name, os.O_RDWR | _FILE, dir_fd=folder)
@@ -485,14 +492,16 @@ def _remove_part(
         first = -1  # nobody saves it
     except OSError as error:
         _warn(f"{shown / first_name} stays: {error.strerror}")
-        return
+        return 0
     try:
         lock = _lock(first, fcntl.LOCK_EX) if first >= 0 else _Lock.UNKNOWN
         if lock is _Lock.HELD or (first >= 0 and not _is_named(folder, first_name, first)):
-            return
+            return 0
+        if only_if_dead and first >= 0 and lock is _Lock.UNKNOWN:
+            return 0
         if first >= 0 and not _is_own(folder, first_name):
             _warn(f"{shown / first_name} stays: it is another user's, or no file")
-            return
+            return 0
         head: Optional[_parts.Head] = None
         try:
             head = _parts.read_head(shown / f"manifest-{attempt}")
@@ -507,10 +516,11 @@ def _remove_part(
         else:
             job, started = next((each.job for each in pages.values() if each is not None), None), None
         if not goes(job, started):
-            return
+            return 0
+        gone = 0
         for name in (f"manifest-{attempt}", f"manifest-{attempt}.new"):
             if _is_own(folder, name):
-                _removed(folder, name)
+                gone += _removed(folder, name)
         os.fsync(folder)
         for what in strange:
             _warn(f"{what}: it stays")
@@ -518,9 +528,10 @@ def _remove_part(
             # Without a header it was cut before it had one, unless somebody is about to write it.
             bare = pages[name] is None and lock is _Lock.TAKEN
             if bare or _fits(pages[name], name, rank, attempt):
-                _removed(folder, name)
+                gone += _removed(folder, name)
             else:
                 _warn(f"{shown / name} stays: it has not the header of its name")
+        return gone
     finally:
         if first >= 0:
             os.close(first)

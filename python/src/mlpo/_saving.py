@@ -6,10 +6,11 @@ import contextlib
 import errno
 import os
 import pathlib
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
-from . import _parts
+from . import _parts, _rests
 from ._blocking import Deadline, interruptible, nanoseconds
 from ._errors import MlpoError, TimeoutError, check
 from ._native import ffi, lib
@@ -183,6 +184,21 @@ def settle_last(client: Client) -> None:
                 saved.result(0)
 
 
+def remove_rests(client: Client, directory: str) -> None:
+    """What killed clients have left in a directory, with a client's first save there: of this rank, and of those that
+    there are no more. What cannot be removed has a warning."""
+    place = os.path.abspath(directory)
+    if (place, False) in client._tidied:
+        return
+    client._tidied.add((place, False))
+    try:
+        _rests.remove_uncommitted(place, lambda rank: rank % client.world_size == client.rank)
+    except FileNotFoundError:
+        pass  # somebody else removes there, or there is no such directory, which who saves is told
+    except OSError as error:
+        warnings.warn(f"what earlier saves have left in {place} stays: {error}", RuntimeWarning, stacklevel=3)
+
+
 def _check_attempt(attempt: Optional[bytes], which: str) -> None:
     if attempt is not None and len(attempt) != 16:
         raise ValueError(f"attempt has {len(attempt)} bytes; it has 16, {which}")
@@ -210,6 +226,7 @@ def begin_save(
         kept.append(ffi.new("char []", os.fsencode(os.path.abspath(directory))))
         options.directory = kept[-1]
     else:
+        remove_rests(client, directory)
         try:
             files = PartFiles(directory, tag, client.rank, client.job, overwrite, attempt)
         except MlpoError:

@@ -1,0 +1,78 @@
+"""What killed clients have left in a directory of checkpoints, under tags that nobody saves again. Each
+part goes by the rules of proto/FORMAT.md for removing; where the file system has no locks nobody knows who is dead, and
+all of it stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from typing import Callable, Iterator, Optional
+
+from . import _parts
+from ._own_files import (
+    _FOLDER, _PART_FOLDER, _attempts_in, _remove_empty, _remove_nameless, _remove_part,
+)  # fmt: skip
+
+
+def remove_uncommitted(directory: str, mine: Callable[[int], bool] = lambda rank: True) -> int:
+    """Files of parts that have no manifest and are not being saved, of ranks that are `mine`: they never become parts.
+    How many went."""
+    gone = 0
+    for tag, rank, _, folder in _part_folders(directory):
+        if mine(rank):
+            gone += _remove_nameless(folder)
+            for attempt in _attempts_in(folder):
+                manifest = tag / f"part-{rank}" / f"manifest-{attempt}"
+                gone += _remove_dead(folder, tag, rank, attempt, lambda file=manifest: not os.path.lexists(file))
+    return gone
+
+
+def _remove_dead(folder: int, tag: pathlib.Path, rank: int, attempt: str, goes: Callable[[], bool]) -> int:
+    return _remove_part(folder, tag / f"part-{rank}", rank, attempt, lambda *_: goes(), only_if_dead=True)
+
+
+def _tags(place: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(each for each in place.iterdir() if _parts.is_tag(each.name) and each.is_dir())
+
+
+def _part_folders(directory: str) -> Iterator[tuple[pathlib.Path, int, int, int]]:
+    """(tag's folder, rank, descriptors of the tag's and of the part's folder) of our own, each open until the next is
+    asked for; those that have become empty meanwhile go."""
+    place = pathlib.Path(os.path.abspath(directory))
+    with contextlib.ExitStack() as opened:
+        root = _opened(opened, os.fspath(place), None)
+        for tag in _tags(place):
+            with contextlib.ExitStack() as of_tag:
+                try:
+                    tag_fd = _opened(of_tag, tag.name, root)
+                    names = sorted(os.listdir(tag_fd))
+                except OSError:  # a link, closed to us, or just removed
+                    continue
+                emptied = False
+                for name in names:
+                    match = _PART_FOLDER.fullmatch(name)
+                    if match is None:
+                        continue
+                    with contextlib.ExitStack() as of_part:
+                        try:
+                            folder = _opened(of_part, name, tag_fd)
+                            had = os.fstat(folder).st_uid == os.geteuid() and bool(os.listdir(folder))
+                        except OSError:
+                            continue
+                        if not had:
+                            continue
+                        yield tag, int(match[1]), tag_fd, folder
+                        if not os.listdir(folder):
+                            _remove_empty(tag_fd, name)
+                            emptied = True
+                if emptied:
+                    _remove_empty(root, tag.name)
+
+
+def _opened(stack: contextlib.ExitStack, name: str, parent: Optional[int]) -> int:
+    """Below a folder never through a link."""
+    flags = _FOLDER if parent is not None else _FOLDER & ~os.O_NOFOLLOW
+    fd = os.open(name, flags, dir_fd=parent)
+    stack.callback(os.close, fd)
+    return fd
