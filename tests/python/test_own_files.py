@@ -242,6 +242,29 @@ def test_what_a_killed_client_has_left_under_other_tags_goes(
     assert _rests.remove_uncommitted(str(tmp_path)) == 0
 
 
+def test_what_cut_saves_have_left_goes_when_a_later_one_is_complete(tmp_path: pathlib.Path, new: New) -> None:
+    """Whole parts of it, under a tag that is used once; never of another job, of what may yet be complete, or of what
+    began later."""
+    cut, live, later, theirs = new(), new(), new(), new()
+    for rank in range(2):
+        assert not Save(tmp_path, cut, rank, 3, tag="step-1").commit()
+    assert not Save(tmp_path, theirs, 0, 2, tag="step-1", job="other").commit()
+    first, second = (Save(tmp_path, live, rank, 2, tag="step-2") for rank in range(2))
+    assert not first.commit()
+    second.files._files[0].give(f"data-{live.hex()}-0")
+    assert _rests.remove_cut(str(tmp_path), JOB) == 0  # the newest there is
+    assert Save(tmp_path, new(), tag="step-3").commit()
+    assert not Save(tmp_path, later, 0, 2, tag="step-4").commit()
+
+    assert _rests.remove_cut(str(tmp_path), JOB) == 4
+    assert attempts(tmp_path, "step-1") == {"part-0": [theirs.hex()]}
+    assert attempts(tmp_path, "step-2") == {"part-0": [live.hex()], "part-1": [live.hex()]}
+    assert attempts(tmp_path, "step-4") == {"part-0": [later.hex()]}
+    assert second.commit()
+    assert _rests.remove_cut(str(tmp_path)) == 0
+    assert [each.tag for each in find(tmp_path) if each.complete] == ["step-2", "step-3"]
+
+
 def test_without_locks_nobody_is_dead_for_sure(
     tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""What killed clients have left in a directory of checkpoints, under tags that nobody saves again. Each
+"""What killed clients and cut saves have left in a directory of checkpoints, under tags that nobody saves again. Each
 part goes by the rules of proto/FORMAT.md for removing; where the file system has no locks nobody knows who is dead, and
 all of it stays."""
 
@@ -11,7 +11,7 @@ from typing import Callable, Iterator, Optional
 
 from . import _parts
 from ._own_files import (
-    _FOLDER, _PART_FOLDER, _attempts_in, _remove_empty, _remove_nameless, _remove_part,
+    _FOLDER, _PART_FOLDER, _attempts_in, _is_live, _remove_empty, _remove_nameless, _remove_part,
 )  # fmt: skip
 
 
@@ -25,6 +25,35 @@ def remove_uncommitted(directory: str, mine: Callable[[int], bool] = lambda rank
             for attempt in _attempts_in(folder):
                 manifest = tag / f"part-{rank}" / f"manifest-{attempt}"
                 gone += _remove_dead(folder, tag, rank, attempt, lambda file=manifest: not os.path.lexists(file))
+    return gone
+
+
+def remove_cut(directory: str, job: Optional[str] = None) -> int:
+    """All parts of saves that are not complete, that nobody is saving, and that began before the last complete
+    checkpoint of their job; of one job, or of any. How many files went.
+
+    Files that clients make cannot be seen while they are saved: no client of the job may be saving.
+    """
+    place = pathlib.Path(os.path.abspath(directory))
+    found = [each for tag in _tags(place) for each in _parts.attempts(tag) if job in (None, each.head.job)]
+    last: dict[str, tuple[int, str]] = {}
+    for each in found:
+        if each.complete:
+            last[each.head.job] = max(each.order, last.get(each.head.job, each.order))
+    cut: set[tuple[pathlib.Path, str]] = set()
+    for each in found:
+        if not each.complete and each.head.job in last and each.order < last[each.head.job]:
+            cut.add((each.folder, each.id))
+    gone = 0
+    for tag, rank, tag_fd, folder in _part_folders(directory):
+        for attempt in [each for each in _attempts_in(folder) if (tag, each) in cut]:
+
+            def goes(tag: pathlib.Path = tag, rank: int = rank, tag_fd: int = tag_fd, attempt: str = attempt) -> bool:
+                # In this order: whoever is not seen to save has its manifest by then, or never will.
+                live = _is_live(tag_fd, attempt, f"part-{rank}")
+                return not live and not any(each.complete and each.id == attempt for each in _parts.attempts(tag))
+
+            gone += _remove_dead(folder, tag, rank, attempt, goes)
     return gone
 
 

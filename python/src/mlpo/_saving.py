@@ -184,15 +184,20 @@ def settle_last(client: Client) -> None:
                 saved.result(0)
 
 
-def remove_rests(client: Client, directory: str) -> None:
+def remove_rests(client: Client, directory: str, of_all: bool = False) -> None:
     """What killed clients have left in a directory, with a client's first save there: of this rank, and of those that
-    there are no more. What cannot be removed has a warning."""
+    there are no more. `of_all`: of all ranks, and what cut saves of the job have left, too; before any rank begins.
+    What cannot be removed has a warning."""
     place = os.path.abspath(directory)
-    if (place, False) in client._tidied:
+    if (place, of_all) in client._tidied:
         return
-    client._tidied.add((place, False))
+    client._tidied.add((place, of_all))
     try:
-        _rests.remove_uncommitted(place, lambda rank: rank % client.world_size == client.rank)
+        if of_all:
+            _rests.remove_uncommitted(place)
+            _rests.remove_cut(place, client.job)
+        else:
+            _rests.remove_uncommitted(place, lambda rank: rank % client.world_size == client.rank)
     except FileNotFoundError:
         pass  # somebody else removes there, or there is no such directory, which who saves is told
     except OSError as error:

@@ -708,7 +708,7 @@ def _main(arguments: Sequence[str]) -> int:
     listing.add_argument("directory")
     exporting = commands.add_parser("export", help="whole tensors into one file")
     importing = commands.add_parser("import", help="a checkpoint of what is in files")
-    collecting = commands.add_parser("gc", help="removes what killed clients of this user have left")
+    collecting = commands.add_parser("gc", help="removes what killed clients and cut saves of this user have left")
     collecting.add_argument("directory")
     exporting.add_argument("directory")
     exporting.add_argument("file")
@@ -736,7 +736,7 @@ def _carry_out(options: Any) -> None:
             print(f"{saved}  {state}  job {found.job}")
         return
     if options.command == "gc":
-        gone = _rests.remove_uncommitted(options.directory)
+        gone = _rests.remove_uncommitted(options.directory) + _rests.remove_cut(options.directory)
         print(f"removed {gone} files")
         return
     file = options.file if options.command == "export" else options.files[0]
