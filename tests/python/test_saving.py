@@ -111,11 +111,13 @@ def place(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 def test_c17_a_new_daemon_goes_on_with_the_same_bits(
     layout: Layout, tmp_path: pathlib.Path, place: pathlib.Path, connect_to: Connect
 ) -> None:
-    """20 steps straight, against 10, a save, kill -9 of daemon and client, 10 more on other paths and blocks."""
+    """20 steps straight, against 10, a save, kill -9 of the daemon under a live session, 10 more on other paths and
+    blocks. With the client killed, too: test_saving_kills.py."""
     straight: list[dict[str, np.ndarray]] = []
     first = tmp_path / "first"
     first.mkdir()
-    with Daemon(first, layout) as daemon:
+    daemon = Daemon(first, layout)
+    try:
         run = Run(connect_to, daemon, 1, initial=True)
         for number in range(1, 21):
             run.step(number)
@@ -125,7 +127,10 @@ def test_c17_a_new_daemon_goes_on_with_the_same_bits(
             straight.append(run.state())
         assert saved.result(60)
         assert saved.snapshot.result(60) > 0
-        run.close()
+    finally:
+        daemon.kill()
+    with pytest.raises(mlpo.MlpoError):
+        run.subgroups[0][0].read_state()
     second = tmp_path / "second"
     second.mkdir()
     with Daemon(second, Layout(paths=3, block=2048, pool="512KiB")) as daemon:
