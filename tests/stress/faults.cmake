@@ -5,8 +5,12 @@ add_library(mlpo_long_run STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/long_run.cc
 target_include_directories(mlpo_long_run PUBLIC ${PROJECT_SOURCE_DIR})
 target_compile_definitions(mlpo_long_run PRIVATE MLPO_SOURCE_FOLDER="${PROJECT_SOURCE_DIR}")
 target_link_libraries(mlpo_long_run PUBLIC nlohmann_json::nlohmann_json)
+add_executable(long_forms ${CMAKE_CURRENT_SOURCE_DIR}/stress/long_forms.cc)
+target_link_libraries(long_forms PRIVATE mlpo_long_run)
 mlpo_test(long_run_test LIBS mlpo_long_run mlpo_client_static
           SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/long_run_test.cc)
+target_compile_definitions(long_run_test PRIVATE MLPO_LONG_FORMS="$<TARGET_FILE:long_forms>")
+add_dependencies(long_run_test long_forms)
 add_executable(fault_matrix ${CMAKE_CURRENT_SOURCE_DIR}/stress/fault_matrix.cc)
 target_link_libraries(fault_matrix PRIVATE mlpo_storage_fault mlpo_long_run mlpo_daemon_process mlpo_client_static
                                            mlpo_adam nlohmann_json::nlohmann_json)
