@@ -661,6 +661,8 @@ void Scheduler::FailHung() {
 
 void Scheduler::FailStuck() {
   std::string reasons;
+  const bool limited =
+      std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.error() == EFBIG; });
   for (size_t i = 0; i < paths_.size(); ++i) {
     reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(static_cast<PathIndex>(i));
     const int error = paths_[i].health.error();
@@ -679,7 +681,8 @@ void Scheduler::FailStuck() {
   }
   for (BlockOwner* owner : waiting) {
     Failure failure = Fail(full && owner->object() != nullptr ? -ENOSPC : MLPO_E_IO,
-                           "no path can take a block, so no buffer becomes free: " + reasons);
+                           std::string("no path can take a block, so no buffer becomes free") +
+                               (limited ? " (raise LimitFSIZE=, RLIMIT_FSIZE): " : ": ") + reasons);
     failure.os_errno = paths_.front().health.error();
     Op& op = *owner->queue.front();
     FailOp(op, std::move(failure));
