@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "daemon/base/log.h"
+#include "daemon/base/plain_text.h"
 #include "daemon/checkpoint/block_hash.h"
 #include "daemon/checkpoint/folders.h"
 
@@ -31,12 +32,6 @@ Status ReadAll(int fd, std::byte* to, uint64_t bytes, uint64_t offset, const std
     offset += static_cast<uint64_t>(got);
   }
   return Status();
-}
-
-std::string Plain(const std::string& name) {
-  std::string plain;
-  for (const char c : name) plain += c >= 0x20 && c < 0x7f ? c : '?';
-  return plain;
 }
 
 using Buffer = std::vector<std::byte>;
@@ -134,7 +129,7 @@ std::string PartReader::Shown(const SourceRun& run) const {
   const PartSubgroup& subgroup = part.subgroups[run.subgroup];
   return "part of rank " + std::to_string(part.head.rank) + " of checkpoint '" + part.head.tag + "', " +
          DataName(part.head.attempt, part.files[subgroup.blocks[run.block].file].index) + ", block " +
-         std::to_string(run.block) + " of subgroup '" + Plain(subgroup.key) + "'";
+         std::to_string(run.block) + " of subgroup '" + PlainText(subgroup.key) + "'";
 }
 
 // The lock is not held while a file is opened: that may hang.
