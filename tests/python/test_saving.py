@@ -112,7 +112,7 @@ def test_c17_a_new_daemon_goes_on_with_the_same_bits(
     layout: Layout, tmp_path: pathlib.Path, place: pathlib.Path, connect_to: Connect
 ) -> None:
     """20 steps straight, against 10, a save, kill -9 of the daemon under a live session, 10 more on other paths and
-    blocks. With the client killed, too: test_saving_kills.py."""
+    blocks. With the client killed, too: tests/stress/kills."""
     straight: list[dict[str, np.ndarray]] = []
     first = tmp_path / "first"
     first.mkdir()

@@ -33,7 +33,8 @@ target_compile_definitions(soak PRIVATE MLPO_TRAINING_CLIENT="$<TARGET_FILE:trai
 add_dependencies(soak training_client)
 add_test(NAME soak COMMAND soak --segments 2 --segment 3)
 set_tests_properties(soak PROPERTIES TIMEOUT 900 LABELS stress)
-# kill -9 of ranks, daemon or both while states are saved and restored; 500 moments by tests/stress/kills.
+# kill -9 of ranks, daemon or both while states are saved and restored; 500 moments by tests/stress/kills. With seed 1,
+# the default, one path is copied and the other one cloned or handed over.
 add_executable(kills ${CMAKE_CURRENT_SOURCE_DIR}/stress/kills.cc)
 target_link_libraries(kills PRIVATE mlpo_long_run mlpo_daemon_process mlpo_client_static nlohmann_json::nlohmann_json)
 target_compile_definitions(kills PRIVATE MLPO_TRAINING_CLIENT="$<TARGET_FILE:training_client>")
