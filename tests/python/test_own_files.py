@@ -217,7 +217,7 @@ def test_what_a_killed_client_has_left_under_other_tags_goes(
     tmp_path: pathlib.Path, new: New, file_system: str
 ) -> None:
     """Tags that are used once: what its rank's next session finds, and of ranks that there are no more. What is saved
-    by somebody, what has a manifest, and strangers' files stay."""
+    by somebody, what has a manifest, another job's and other files stay."""
     half, live, cut = new(), new(), new()
     Save(tmp_path, half, 0, 3, tag="step-1").die_between_the_names()
     Save(tmp_path, half, 2, 3, tag="step-1").die_between_the_names()
@@ -231,15 +231,21 @@ def test_what_a_killed_client_has_left_under_other_tags_goes(
     unnamed = [*tmp_path.glob("step-[12]/part-*/.*.new")]
     assert len(unnamed) == (4 if file_system == "named" else 0)
 
-    assert _rests.remove_uncommitted(str(tmp_path), lambda rank: rank % 2 == 0) == 2 + len(unnamed)
+    theirs = new()
+    Save(tmp_path, theirs, 0, 3, tag="step-5", job="other").die_between_the_names()
+    unnamed += tmp_path.glob("step-5/part-*/.*.new")
+
+    assert _rests.remove_uncommitted(str(tmp_path), JOB, lambda rank: rank % 2 == 0) == 2 + len(unnamed)
     assert attempts(tmp_path, "step-1") == {}
     assert not (tmp_path / "step-1").exists()
     assert not [*tmp_path.glob("step-2/part-0/*")]
     assert attempts(tmp_path, "step-3") == {"part-0": [live.hex()]}
     assert (tmp_path / "step-4" / "part-0" / f"manifest-{cut.hex()}").exists()
     assert (tmp_path / "step-4" / "part-0" / "notes").exists()
+    assert attempts(tmp_path, "step-5") == {"part-0": [theirs.hex()]}
     assert not saving.commit()
-    assert _rests.remove_uncommitted(str(tmp_path)) == 0
+    assert _rests.remove_uncommitted(str(tmp_path)) == 1  # of any job
+    assert not (tmp_path / "step-5").exists()
 
 
 def test_what_cut_saves_have_left_goes_when_a_later_one_is_complete(tmp_path: pathlib.Path, new: New) -> None:

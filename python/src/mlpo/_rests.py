@@ -11,20 +11,29 @@ from typing import Callable, Iterator, Optional
 
 from . import _parts
 from ._own_files import (
-    _FOLDER, _PART_FOLDER, _attempts_in, _is_live, _remove_empty, _remove_nameless, _remove_part,
-)  # fmt: skip
+    _FOLDER,
+    _PART_FOLDER,
+    _attempts_in,
+    _is_live,
+    _remove_empty,
+    _remove_nameless,
+    _remove_part,
+)
 
 
-def remove_uncommitted(directory: str, mine: Callable[[int], bool] = lambda rank: True) -> int:
+def remove_uncommitted(
+    directory: str, job: Optional[str] = None, mine: Callable[[int], bool] = lambda rank: True
+) -> int:
     """Files of parts that have no manifest and are not being saved, of ranks that are `mine`: they never become parts.
-    How many went."""
+    Of one job, or of any; what does not say whose it is goes with either. How many went."""
     gone = 0
     for tag, rank, _, folder in _part_folders(directory):
-        if mine(rank):
-            gone += _remove_nameless(folder)
-            for attempt in _attempts_in(folder):
-                manifest = tag / f"part-{rank}" / f"manifest-{attempt}"
-                gone += _remove_dead(folder, tag, rank, attempt, lambda file=manifest: not os.path.lexists(file))
+        if not mine(rank):
+            continue
+        gone += _remove_nameless(folder)
+        for attempt in _attempts_in(folder):
+            manifest = tag / f"part-{rank}" / f"manifest-{attempt}"
+            gone += _remove_dead(folder, tag, rank, attempt, job, lambda file=manifest: not os.path.lexists(file))
     return gone
 
 
@@ -53,12 +62,17 @@ def remove_cut(directory: str, job: Optional[str] = None) -> int:
                 live = _is_live(tag_fd, attempt, f"part-{rank}")
                 return not live and not any(each.complete and each.id == attempt for each in _parts.attempts(tag))
 
-            gone += _remove_dead(folder, tag, rank, attempt, goes)
+            gone += _remove_dead(folder, tag, rank, attempt, job, goes)
     return gone
 
 
-def _remove_dead(folder: int, tag: pathlib.Path, rank: int, attempt: str, goes: Callable[[], bool]) -> int:
-    return _remove_part(folder, tag / f"part-{rank}", rank, attempt, lambda *_: goes(), only_if_dead=True)
+def _remove_dead(
+    folder: int, tag: pathlib.Path, rank: int, attempt: str, job: Optional[str], goes: Callable[[], bool]
+) -> int:
+    def may_go(of: Optional[str], _: Optional[int]) -> bool:
+        return (job is None or of in (None, job)) and goes()
+
+    return _remove_part(folder, tag / f"part-{rank}", rank, attempt, may_go, only_if_dead=True)
 
 
 def _tags(place: pathlib.Path) -> list[pathlib.Path]:

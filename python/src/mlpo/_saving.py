@@ -194,10 +194,10 @@ def remove_rests(client: Client, directory: str, of_all: bool = False) -> None:
     client._tidied.add((place, of_all))
     try:
         if of_all:
-            _rests.remove_uncommitted(place)
+            _rests.remove_uncommitted(place, client.job)
             _rests.remove_cut(place, client.job)
         else:
-            _rests.remove_uncommitted(place, lambda rank: rank % client.world_size == client.rank)
+            _rests.remove_uncommitted(place, client.job, lambda rank: rank % client.world_size == client.rank)
     except FileNotFoundError:
         pass  # somebody else removes there, or there is no such directory, which who saves is told
     except OSError as error:
