@@ -702,8 +702,8 @@ void Scheduler::PumpCopies(bool only_press) {
   }
 }
 
-// Whether one would be made if there were a buffer: then something is flushed for it. While training pauses nothing else
-// asks for that, and all buffers may be dirty.
+// Whether one would be made if there were a buffer: then something is flushed for it. While training pauses nothing
+// else asks for that, and all buffers may be dirty.
 bool Scheduler::CopyWaits() const {
   if (pending_ > 0) return false;  // something is, for that
   return std::any_of(saves_.begin(), saves_.end(), [this](const auto& entry) {
@@ -883,9 +883,9 @@ void Scheduler::SubmitRestore(Session& session, const Request& request) {
     }
   }
   if (busy != nullptr) {
-    return Answer(request, Fail(MLPO_E_SLOT_BUSY, busy->Name() +
-                                                      " has an open window or an UPDATE that has not ended: a restore "
-                                                      "would lose it; discard it first"));
+    return Answer(
+        request, Fail(MLPO_E_SLOT_BUSY, busy->Name() + " has an open window or an UPDATE that has not ended: a restore "
+                                                       "would lose it; discard it first"));
   }
   restore->second = true;
   ++subgroup.restores_queued;

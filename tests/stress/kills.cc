@@ -109,8 +109,11 @@ class Kills {
     std::string loose;
     if (!Eventually([&] { return (loose = LooseFile()).empty(); }, kCleanSeconds))
       throw Wrong("what nobody needs is left: " + loose);
-    return {{"daemons", daemons_},   {"clients", clients_},      {"restored", restored_},
-            {"last_saved", saved_}, {"persistent", persistent_}};
+    return {{"daemons", daemons_},
+            {"clients", clients_},
+            {"restored", restored_},
+            {"last_saved", saved_},
+            {"persistent", persistent_}};
   }
 
  private:

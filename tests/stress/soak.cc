@@ -4,10 +4,10 @@
 // It goes in segments. In a segment scenes are drawn from the seed and overlap; each job that ends compares every byte
 // with the scalar reference (training_client), each object is compared with what was written. One job saves and
 // restores checkpoints for ever, however often it is killed, from paths of which by the seed none, some or all are
-// persistent; and a path is disabled, evacuated and enabled. At a segment's end everything ends, and the daemon must be as it was after the first one: no session, no file, no arena,
-// the same descriptors and threads; and its resident memory must not grow with time. Faults are those that must harm
-// nobody (Harm::kNone), and reads that fail: while there are such, a job may end with an error that names the path, and
-// not otherwise.
+// persistent; and a path is disabled, evacuated and enabled. At a segment's end everything ends, and the daemon must be
+// as it was after the first one: no session, no file, no arena, the same descriptors and threads; and its resident
+// memory must not grow with time. Faults are those that must harm nobody (Harm::kNone), and reads that fail: while
+// there are such, a job may end with an error that names the path, and not otherwise.
 #include <signal.h>
 #include <unistd.h>
 
