@@ -13,6 +13,7 @@ import mlpo
 import pytest
 import torch
 from conftest import new_job
+from mlpo import _rests
 from mlpo.checkpoints import Checkpoint, find
 from mlpo.torch import OffloadAdamW
 from models import backward, build, groups
@@ -92,10 +93,13 @@ def test_a_failed_step_before_is_finished_and_a_load_forgets_it(make: Make, tmp_
 
 
 def test_a_cut_save_goes_with_the_next_run(
-    daemon_of: Callable[[Layout], Daemon], connect_to: Callable[..., mlpo.Client], tmp_path: pathlib.Path
+    daemon_of: Callable[[Layout], Daemon],
+    connect_to: Callable[..., mlpo.Client],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its part is whole, and its tag is used once: the first save of a later run of the job takes it away, when there
-    is a complete one that began after it."""
+    is a complete one that began after it, and is some minutes old."""
     job = new_job()
 
     def save(tag: str) -> None:
@@ -108,9 +112,13 @@ def test_a_cut_save_goes_with_the_next_run(
         one.subgroup("w", 4)
         assert not one.checkpoint(str(tmp_path), "step-1", 0, attempt=bytes(range(16))).result(60)
     save("step-2")
-    assert [(found.tag, found.complete) for found in find(tmp_path)] == [("step-1", False), ("step-2", True)]
+    assert sorted((found.tag, found.complete) for found in find(tmp_path)) == [("step-1", False), ("step-2", True)]
     save("step-3")
-    assert [(found.tag, found.complete) for found in find(tmp_path)] == [("step-2", True), ("step-3", True)]
+    assert [found.tag for found in find(tmp_path) if not found.complete] == ["step-1"]
+    monkeypatch.setattr(_rests, "_REMEMBERED_NS", -1)
+    save("step-4")
+    assert all(found.complete for found in find(tmp_path))
+    assert sorted(found.tag for found in find(tmp_path)) == ["step-2", "step-3", "step-4"]
 
 
 def test_what_cannot_be_saved_or_loaded_says_why(

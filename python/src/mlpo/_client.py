@@ -313,6 +313,9 @@ class Client:
         Raises MlpoError: EEXIST if the tag has a complete checkpoint, or the attempt was used before; EBUSY while this
         client's last one has not ended: wait for its result() or abandon() it; ENOSPC with the figures, where there is
         no room in the directory, or on the daemon's paths for a second copy of the state. Training is not touched.
+
+        With a daemon of another user the part has no name before result(): another rank that begins the next one before
+        that finds this one cut, and removes its own part of it. (OffloadAdamW.save() asks all ranks first.)
         """
         self._session.check_not_forked()
         return begin_save(self, directory, tag, step, attempt, overwrite, timeout)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import time
 from typing import Callable, Iterator, Optional
 
 from . import _parts
@@ -19,6 +20,15 @@ from ._own_files import (
     _remove_nameless,
     _remove_part,
 )
+
+
+# Nothing goes for what is not seen to be there, unless it has been there for longer than a node remembers of a folder
+# (NFS: a minute), whatever the nodes' clocks are apart.
+_REMEMBERED_NS = 300_000_000_000
+
+
+def _is_old(began_unix_ns: int) -> bool:
+    return time.time_ns() - began_unix_ns > _REMEMBERED_NS
 
 
 def remove_uncommitted(
@@ -39,7 +49,7 @@ def remove_uncommitted(
 
 def remove_cut(directory: str, job: Optional[str] = None) -> int:
     """All parts of saves that are not complete, that nobody is saving, and that began before the last complete
-    checkpoint of their job; of one job, or of any. How many files went.
+    checkpoint of their job that is some minutes old; of one job, or of any. How many files went.
 
     Files that clients make cannot be seen while they are saved: no client of the job may be saving.
     """
@@ -47,7 +57,8 @@ def remove_cut(directory: str, job: Optional[str] = None) -> int:
     found = [each for tag in _tags(place) for each in _parts.attempts(tag) if job in (None, each.head.job)]
     last: dict[str, tuple[int, str]] = {}
     for each in found:
-        if each.complete:
+        # Each rank began it after it had ended the ones before: all of these ranks' parts are as old.
+        if each.complete and all(_is_old(head.started_unix_ns) for head in each.heads.values()):
             last[each.head.job] = max(each.order, last.get(each.head.job, each.order))
     cut: set[tuple[pathlib.Path, str]] = set()
     for each in found:
@@ -69,8 +80,8 @@ def remove_cut(directory: str, job: Optional[str] = None) -> int:
 def _remove_dead(
     folder: int, tag: pathlib.Path, rank: int, attempt: str, job: Optional[str], goes: Callable[[], bool]
 ) -> int:
-    def may_go(of: Optional[str], _: Optional[int]) -> bool:
-        return (job is None or of in (None, job)) and goes()
+    def may_go(of: Optional[str], began: Optional[int]) -> bool:
+        return (job is None or of in (None, job)) and (began is None or _is_old(began)) and goes()
 
     return _remove_part(folder, tag / f"part-{rank}", rank, attempt, may_go, only_if_dead=True)
 
