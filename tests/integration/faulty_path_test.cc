@@ -7,11 +7,13 @@
 #include <functional>
 #include <string>
 
+#include "daemon/session/frame.h"
 #include "tests/support/catch.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/daemon_status.h"
 #include "tests/support/fault_fs.h"
+#include "tests/support/raw_session.h"
 #include "tests/support/reference_trainer.h"
 
 using namespace mlpo::test;
@@ -120,6 +122,37 @@ TEST_CASE("C11_AFullPathIsNoReasonNotToSave") {
   take.Wait();
   CHECK(saved.Wait().value == 1);
   trainer.Step();
+  CHECK(trainer.Difference() == "");
+}
+
+// The save's files are there, and it wants the session's, when these are going already.
+TEST_CASE("Checkpoint.OneWhoseSessionGoesAsItBeginsHarmsNobody") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 0));
+  const std::string directory = faulty.point() + "/checkpoints";
+  REQUIRE(fs::create_directory(directory));
+  {
+    RawSession session(daemon.socket(), MakeHello("goes"));
+    session.Register("layer", 20'000);
+    faulty.Rule("fsync delay 300 name=-0");       // of the part: the session has ended when it has been begun
+    faulty.Rule("flush delay 1500 name=/state");  // as the working file is closed, before it is removed
+    auto frame = mlpo::MakeFrame<mlpo_checkpoint>(MLPO_FRAME_CHECKPOINT, 7);
+    frame.tag_bytes = 1;
+    frame.tag[0] = 't';
+    frame.directory_bytes = static_cast<uint32_t>(directory.copy(frame.directory, sizeof frame.directory));
+    REQUIRE(session.Send(frame));
+  }
+  // Everything is given back, once.
+  CHECK(Eventually([&] {
+    const nlohmann::json status = DaemonStatus(daemon.socket());
+    return status.at("sessions").empty() && status.at("quotas").empty() && fs::is_empty(directory);
+  }));
+  CHECK(WorkingFiles(faulty) == 0);
+  faulty.Clear();
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
   CHECK(trainer.Difference() == "");
 }
 
