@@ -113,6 +113,9 @@ struct CheckpointRuns::Run {
   bool held = false;                        // hold_files has been called; its thread
   uint64_t number = 0;                      // of the save; data thread
   bool chosen = false;                      // its attempt, by attempts_; main thread
+  // Until the session may begin another one, and until what the journal has of this one is a rest.
+  std::unique_ptr<Entry<SessionId>> saving;
+  std::unique_ptr<Entry<std::pair<AttemptId, uint32_t>>> recorded;
 
   // Wherever the last one lets go of it: closing and removing files is its thread's.
   ~Run() {
@@ -292,50 +295,52 @@ GcReport CheckpointRuns::CollectGarbage(bool dry_run) {
 void CheckpointRuns::Begin(const SessionIdentity& identity, const Save& save, std::function<void(Result<Begun>)> done) {
   const Result<std::shared_ptr<Ticket>> ticket = TakeTicket(identity);
   if (!ticket.ok()) return done(ticket.status());
-  auto run = std::make_shared<Run>();
+  const auto run = std::make_shared<Run>();
   run->identity = identity;
   run->ticket = ticket.value();
   run->save = save;
-  run->done = std::move(done);
   run->handle = next_handle_++;
-  const auto refuse = [&](const Status& status) {
-    Ended(*run);
-    run->done(status);
-  };
-  {
-    const std::lock_guard lock(mutex_);
-    if (!saving_.insert(identity.id).second)
-      return run->done(Status(-EBUSY, "the session has a checkpoint that has not ended"));
-    recorded_.emplace(save.attempt, identity.rank);
-  }
-  Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("checkpoint", 1);
-  if (!thread.ok()) return refuse(thread.status());
-  run->thread = std::move(*thread);
+  const Status entered = Enter(*run);
+  if (!entered.ok()) return done(entered);
+  run->done = std::move(done);
   if (save.files) {
     std::erase_if(passed_, [](const auto& entry) { return entry.second.expired(); });
     passed_.emplace(identity.id, run);
   }
-  run->chosen = save.attempt.zero();
-  if (run->chosen) {
-    std::array<uint8_t, 16> random{};
-    if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
-      return refuse(Status::Errno(errno, "getrandom"));
-    const Result<AttemptId> attempt =
-        attempts_.Choose(SaveOf(*run), {identity.rank, identity.id, save.newest_session, save.ranks_here}, random);
-    if (!attempt.ok()) return refuse(attempt.status());
-    const std::lock_guard lock(mutex_);
-    recorded_.erase({run->save.attempt, identity.rank});
-    run->save.attempt = attempt.value();
-    recorded_.emplace(run->save.attempt, identity.rank);
-  }
   Step(run, [this, run] { BeginFiles(run); });
 }
 
-// From here on the session may begin another, and what the journal has of this one is a rest.
-void CheckpointRuns::Ended(const Run& run) {
-  const std::lock_guard lock(mutex_);
-  saving_.erase(run.identity.id);
-  recorded_.erase({run.save.attempt, run.identity.rank});
+template <class T>
+std::unique_ptr<CheckpointRuns::Entry<T>> CheckpointRuns::Enter(std::set<T> CheckpointRuns::*set, const T& key) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!(this->*set).insert(key).second) return nullptr;
+  }
+  return std::make_unique<Entry<T>>(shared_from_this(), set, key);
+}
+
+// Its session, its thread, its attempt. What it has of these when it is refused goes with it.
+Status CheckpointRuns::Enter(Run& run) {
+  run.saving = Enter(&CheckpointRuns::saving_, run.identity.id);
+  if (!run.saving) return Status(-EBUSY, "the session has a checkpoint that has not ended");
+  Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("checkpoint", 1);
+  if (!thread.ok()) return thread.status();
+  run.thread = std::move(*thread);
+  if (run.save.attempt.zero()) {
+    std::array<uint8_t, 16> random{};
+    if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
+      return Status::Errno(errno, "getrandom");
+    const Result<AttemptId> attempt = attempts_.Choose(
+        SaveOf(run), {run.identity.rank, run.identity.id, run.save.newest_session, run.save.ranks_here}, random);
+    if (!attempt.ok()) return attempt.status();
+    run.save.attempt = attempt.value();
+    run.chosen = true;
+  }
+  if (run.save.files) return Status();  // whose attempt they are is in no journal
+  run.recorded = Enter(&CheckpointRuns::recorded_, std::pair(run.save.attempt, run.identity.rank));
+  if (run.recorded) return Status();
+  return Status(-EEXIST, "attempt " + AttemptText(run.save.attempt) + " of rank " + std::to_string(run.identity.rank) +
+                             " is being saved by this daemon: each save needs an attempt of its own");
 }
 
 // Those that a client has passed are taken over here, where closing them may take its time.
@@ -625,8 +630,9 @@ void CheckpointRuns::Copied(const std::shared_ptr<Run>& run, const Failure& fail
                run->identity.job, run->identity.rank, run->save.tag, run->save.step, AttemptText(run->save.attempt),
                complete, status.message());
   run->files.reset();  // abandons what was not committed
+  run->recorded.reset();
   if (!run->left) DropNext(run);
-  Ended(*run);
+  run->saving.reset();
   DataLoop* const loop = options_.loop;
   ToData([this, loop, run, status, complete] {
     // Its threads have nothing left to do, but their end is not waited for here.
@@ -647,8 +653,9 @@ void CheckpointRuns::DropNext(const std::shared_ptr<Run>& run) {
 void CheckpointRuns::End(const std::shared_ptr<Run>& run, const Status& status) {
   run->files.reset();
   run->save.files.reset();
+  run->recorded.reset();
   DropNext(run);
-  Ended(*run);
+  run->saving.reset();
   ToMain([this, run, status, held = run->held] {
     if (held) options_.hold_files(run->identity.id, false);
     if (run->chosen) attempts_.Return(SaveOf(*run), run->identity.rank, run->save.attempt);

@@ -141,14 +141,36 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   // While it lives, and is true, the paths are there.
   class OnPaths;
 
+  // A key that is in one of the sets below as long as this lives. Any thread.
+  template <class T>
+  class Entry {
+   public:
+    Entry(std::shared_ptr<CheckpointRuns> runs, std::set<T> CheckpointRuns::*set, T key)
+        : runs_(std::move(runs)), set_(set), key_(std::move(key)) {}
+    ~Entry() {
+      const std::lock_guard lock(runs_->mutex_);
+      (runs_.get()->*set_).erase(key_);
+    }
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
+
+   private:
+    const std::shared_ptr<CheckpointRuns> runs_;
+    std::set<T> CheckpointRuns::*const set_;
+    const T key_;
+  };
+
   static AttemptTable::Save SaveOf(const Run& run);
   Result<std::shared_ptr<Ticket>> TakeTicket(const SessionIdentity& identity);
+  // nullptr: somebody has put it there before.
+  template <class T>
+  std::unique_ptr<Entry<T>> Enter(std::set<T> CheckpointRuns::*set, const T& key);
+  Status Enter(Run& run);
   void Step(const std::shared_ptr<Run>& run, std::function<void()> work);
   void ToMain(std::function<void()> work);
   void ToData(std::function<void()> work);
   Result<UniqueFd> OpenJournal(const Path& path, bool make, std::string* shown) const;
   Result<UniqueFd> OpenJournalFor(const JournalRecord& record, std::string* shown);
-  void Ended(const Run& run);
   static Result<Parts> FindParts(const SessionIdentity& identity, const Source& source,
                                  const std::vector<std::vector<TargetTensor>>& subgroups);
   static Result<Parts> PassedParts(const PassedFiles& files);
@@ -185,7 +207,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   uint32_t steps_ = 0;                                 // likewise: posted, and not carried out
   uint32_t on_paths_ = 0;                              // likewise: threads that use the paths
   std::set<SessionId> saving_;                         // likewise: sessions with a save that has not ended
-  std::set<std::pair<AttemptId, uint32_t>> recorded_;  // likewise: attempts and ranks that the journal has for us
+  std::set<std::pair<AttemptId, uint32_t>> recorded_;  // likewise: attempts and ranks that are saved into our journal
 };
 
 }  // namespace mlpo

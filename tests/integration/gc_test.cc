@@ -1,10 +1,13 @@
 // mlpo-ctl gc with real daemons: what a killed one left goes, beside a living one too; what lives stays.
+#include <array>
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
 
 #include "tests/support/catch.h"
+#include "tests/support/checkpoints.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/daemon_status.h"
 #include "tests/support/program.h"
@@ -135,4 +138,33 @@ TEST_CASE("C14_Gc.OfANodeWhoseDaemonIsGone") {
   CHECK(daemon.ScratchFiles().empty());
   daemon.Start();
   CHECK(with({"--node", "gone"}).code == 1);  // it lives again
+}
+
+// Two jobs by mistake, as a script with a fixed attempt= makes them.
+TEST_CASE("Gc.ASecondSaveWithTheSameAttemptIsRefusedAndTheFirstStays") {
+  DaemonProcess daemon;
+  const std::string directory = daemon.folder() + "/saved";
+  REQUIRE(fs::create_directory(directory));
+  const std::array<uint8_t, 16> attempt = {1};
+  Client first = Connect(daemon.socket(), "first"), second = Connect(daemon.socket(), "second");
+  ReferenceTrainer trainer(first, {}), other(second, {});
+  trainer.Step();
+  other.Step();
+  Save save(first, directory, "tag", 1, false, attempt.data());
+  int code = 0;
+  try {
+    Save(second, directory, "tag", 1, false, attempt.data());
+  } catch (const mlpo::Error& error) {
+    code = error.code();
+  }
+  CHECK(code == -EEXIST);
+  const Outcome outcome = Gc({"--socket", daemon.socket()});
+  CAPTURE(outcome.out, outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(outcome.report.at("removed").empty());
+  save.Take().Wait();
+  CHECK(save.Saved().Wait().value == 1);
+  Save again(second, directory, "another", 1, false, attempt.data());  // it has ended
+  again.Take().Wait();
+  CHECK(again.Saved().Wait().value == 1);
 }
