@@ -147,7 +147,22 @@ class Undo {
     return emptied.ok() ? Status() : emptied.status();
   }
 
+  // Whoever saves the part has the lock of its first data file, in whatever process: a daemon whose path was evacuated
+  // has its record there, too. So this one has it until the end, and that file goes last (proto/FORMAT.md, 3).
   Status UndoFiles(int part_fd, const std::string& part) {
+    const std::string first = DataName(record_.attempt, 0), first_shown = part + "/" + first;
+    const Result<UniqueFd> locked = OpenFile(part_fd, first, O_RDWR, first_shown);
+    if (locked.ok()) {
+      const int fd = locked.value().get();
+      const Result<FileLock> lock = LockFile(fd, /*shared=*/false, first_shown);
+      if (!lock.ok()) return lock.status();
+      const Result<bool> named = IsNamed(part_fd, first, fd, first_shown);
+      if (!named.ok()) return named.status();
+      if (lock.value() == FileLock::kHeld || !named.value())
+        return Keep(first_shown + " is being saved, or removed, by somebody else");
+    } else if (locked.status().os_errno() != ENOENT) {  // without the lock nobody knows
+      return Keep(locked.status().message());
+    }
     const Result<Manifest> manifest = ReadManifest(part_fd, record_.attempt, part);
     outcome_.committed = manifest.ok();
     if (manifest.ok()) return Status();
@@ -156,12 +171,12 @@ class Undo {
       return Status();
     }
     if (manifest.status().os_errno() != ENOENT) return manifest.status();
-    for (const JournalRecord::File& file : record_.files) {
-      const std::string name = DataName(record_.attempt, file.index);
-      const Status undone = UndoFile(part_fd, file, name, part + "/" + name);
-      if (!undone.ok()) return undone;
+    Status undone = UndoNewManifest(part_fd, part + "/" + NewManifestName(record_.attempt));
+    for (auto file = record_.files.rbegin(); undone.ok() && file != record_.files.rend(); ++file) {
+      const std::string name = DataName(record_.attempt, file->index);
+      undone = UndoFile(part_fd, *file, name, part + "/" + name);
     }
-    return UndoNewManifest(part_fd, part + "/" + NewManifestName(record_.attempt));
+    return undone;
   }
 
   Status CheckHeader(int fd, const JournalRecord::File& file, const std::string& shown) const {

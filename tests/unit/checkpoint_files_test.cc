@@ -505,6 +505,26 @@ TEST_CASE("PartFiles.OneAttemptIsSavedOnce") {
   CHECK(IsWhole(place, 0, Attempt(1)));
 }
 
+// Its path was evacuated and is another daemon's now, with the record that is there; or the same daemon's gc finds it.
+TEST_CASE("Journal.WhatIsBeingSavedIsNoRest") {
+  Place place;
+  Live live(place.Options(0, 1, Attempt(1)));
+  const Result<JournalRest> rest =
+      FindRest(UniqueFd(::fcntl(place.journal_fd.get(), F_DUPFD_CLOEXEC, 0)), place.journal, nullptr, /*alone=*/true);
+  REQUIRE(rest.ok());
+  REQUIRE(rest.value().records.size() == 1);
+  GcReport report;
+  RemoveRest(rest.value(), NoWorkingFiles, /*dry_run=*/false, &report);
+  CHECK(report.removed.empty());
+  CHECK(report.failed.empty());
+  REQUIRE(report.kept.size() == 1);
+  CHECK(report.kept[0].why.find("being saved") != std::string::npos);
+  CHECK(Everything(place.journal).size() == 1);
+  REQUIRE(live.Commit().ok());
+  CHECK(live.IsComplete());
+  CHECK(IsWhole(place, 0, Attempt(1)));
+}
+
 TEST_CASE("PartFiles.WhatIsRemovedOrReplacedUnderASaveIsNoPart") {
   for (const bool replaced : {true, false}) {
     Place place;
@@ -724,7 +744,16 @@ TEST_CASE("PartFiles.HandOverIsInTheJournalBeforeItHasItsName") {
     struct stat st {};
     REQUIRE(::fstat(state.get(), &st) == 0);
     CHECK(records.value()[0].files[1].inode == st.st_ino);
+    // As long as it is being saved it stays, whoever comes with the record.
+    const auto untouched = [&](const Result<JournalOutcome>& outcome) {
+      return outcome.ok() && outcome.value().removed == 0 && outcome.value().kept.size() == 1 &&
+             outcome.value().kept[0].find("being saved") != std::string::npos;
+    };
+    CHECK(untouched(UndoPart(records.value()[0], NoWorkingFiles, false)));
+    CHECK(untouched(UndoPart(records.value()[0], NoWorkingFiles, true)));
+    CHECK(fs::exists(place.Part(0) + "/" + DataName(Attempt(1), 0)));
     // A dead daemon's: gone if its header is right, left alone if not.
+    REQUIRE(UnlockFile((*part)->data_fd(), name).ok());
     const Result<JournalOutcome> kept = UndoPart(records.value()[0], NoWorkingFiles, false);
     REQUIRE(kept.ok());
     CHECK(kept.value().kept.size() == 1);
@@ -960,6 +989,7 @@ TEST_CASE("Journal.WhatIsNotFoundOnAnotherFileSystemIsNotDone") {
   struct stat st {};
   REQUIRE(::fstat(live.part->data_fd(), &st) == 0);
   record.files.at(0).inode = st.st_ino;
+  REQUIRE(UnlockFile(live.part->data_fd(), "the data file").ok());  // as if its daemon had died
   const Result<JournalOutcome> outcome = undo();
   REQUIRE(outcome.ok());
   CHECK(outcome.value().removed == 1);
