@@ -632,11 +632,12 @@ void CheckpointRuns::Copied(const std::shared_ptr<Run>& run, const Failure& fail
   run->files.reset();  // abandons what was not committed
   run->recorded.reset();
   if (!run->left) DropNext(run);
-  run->saving.reset();
   DataLoop* const loop = options_.loop;
   ToData([this, loop, run, status, complete] {
     // Its threads have nothing left to do, but their end is not waited for here.
     run->thread->Post([writer = loop->ReleaseWriter(run->number)]() mutable { writer.reset(); });
+    // Before the client hears of it, and begins the next; which comes here behind this.
+    run->saving.reset();
     loop->SaveEnded(run->number, status, complete);
     ToMain([this, run] { options_.hold_files(run->identity.id, false); });
   });

@@ -253,6 +253,38 @@ TEST_CASE("Checkpoint.SubgroupsThatComeAfterItBeganNeedANewOne") {
   CHECK_FALSE(StateOf(trainer.subgroup(), options.numel) == now);
 }
 
+// As soon as the client has heard that the last one has ended; one that was given up is busy until then, nothing else.
+TEST_CASE("Checkpoint.TheNextOneBeginsRightBehindTheLast") {
+  DaemonProcess daemon;
+  const std::string directory = DirectoryOf(daemon);
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {});
+  trainer.Step();
+  for (int round = 0; round < 50; ++round) {
+    CAPTURE(round);
+    const Begun saved = Begin(client, {.directory = directory, .overwrite = true});
+    REQUIRE(saved.code == 0);
+    Take(client, saved.handle).Wait();
+    CHECK(Saved(client, saved.handle).Wait().value == 1);
+    const Begun given_up = Begin(client, {.directory = directory, .overwrite = true});
+    REQUIRE(given_up.code == 0);
+    REQUIRE(mlpo_checkpoint_abandon(client.get(), given_up.handle, kPatienceNs) == 0);
+    if (round % 2 == 0) {
+      Request end = Saved(client, given_up.handle);
+      CHECK(CodeOf(end) == -ECANCELED);
+      continue;
+    }
+    Begun next;
+    REQUIRE(Eventually([&] {
+      next = Begin(client, {.directory = directory, .overwrite = true});
+      return next.code != -EBUSY;
+    }));
+    REQUIRE(next.code == 0);
+    Take(client, next.handle).Wait();
+    CHECK(Saved(client, next.handle).Wait().value == 1);
+  }
+}
+
 // While it is taken, placed, copied or made durable, in whatever thread that is: by the client, or with its session.
 TEST_CASE("Checkpoint.MayBeGivenUpAtAnyMoment") {
   constexpr uint64_t kNumel = 200'003;
