@@ -789,21 +789,18 @@ void CheckpointRuns::Restore(const SessionIdentity& identity, const Source& sour
   if (!ticket.ok()) return done(ticket.status());
   Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("checkpoint", 1);
   if (!thread.ok()) return done(thread.status());
-  Result<std::shared_ptr<LooseThreads>> readers = LooseThreads::Start("ckpt-read", options_.readers);
-  if (!readers.ok()) return done(readers.status());
   auto run = std::make_shared<Run>();
   run->identity = identity;
   run->ticket = ticket.value();
   run->handle = next_handle_++;
   run->thread = std::move(*thread);
-  Step(run, [this, run, source, subgroups = std::move(subgroups), readers = std::move(*readers), done] {
-    BeginRestoring(run, source, subgroups, readers, done);
+  Step(run, [this, run, source, subgroups = std::move(subgroups), done] {
+    BeginRestoring(run, source, subgroups, done);
   });
 }
 
 void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Source& source,
                                     const std::vector<SubgroupSpec>& subgroups,
-                                    const std::shared_ptr<LooseThreads>& threads,
                                     const std::function<void(Result<Found>)>& done) {
   const SessionIdentity& identity = run->identity;
   const auto fail = [&](const Status& status) { ToMain([done, status] { done(status); }); };
@@ -814,6 +811,9 @@ void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Sourc
   Result<std::vector<RestorePlan>> plans =
       RestorePlan::Make(found->parts, identity.rank, identity.world_size, std::move(targets));
   if (!plans.ok()) return fail(plans.status());
+  // Not before there is something to read: until then it may hang in its manifests.
+  const Result<std::shared_ptr<LooseThreads>> threads = LooseThreads::Start("ckpt-read", options_.readers);
+  if (!threads.ok()) return fail(threads.status());
   // Whoever reads has it, too: also a thread that hangs in a file, long after its session has ended.
   found->open = [ticket = run->ticket, open = std::move(found->open)](uint32_t part, uint32_t file) {
     return open(part, file);
@@ -827,8 +827,8 @@ void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Sourc
   const PartHead& head = found->attempt.head();
   const Found answer{found->attempt.id, head.tag, head.step, head.world_size, run->handle};
   DataLoop* const loop = options_.loop;
-  ToData([this, loop, id = identity.id, answer, readers = std::move(readers), threads, done]() mutable {
-    const bool begun = loop->BeginRestore(id, answer.handle, std::move(readers), threads);
+  ToData([this, loop, id = identity.id, answer, readers = std::move(readers), own = threads.value(), done]() mutable {
+    const bool begun = loop->BeginRestore(id, answer.handle, std::move(readers), own);
     ToMain([done, answer, begun] {
       if (begun) return done(answer);
       done(Status(-EBUSY, "the session has ended, or has restores that it has not ended: end these first"));

@@ -190,7 +190,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   Result<std::vector<uint32_t>> HandOver(Run& run, TakenState& state) const;
   bool Clone(const Run& run, const TakenState& state) const;
   void BeginRestoring(const std::shared_ptr<Run>& run, const Source& source, const std::vector<SubgroupSpec>& subgroups,
-                      const std::shared_ptr<LooseThreads>& readers, const std::function<void(Result<Found>)>& done);
+                      const std::function<void(Result<Found>)>& done);
   void Copied(const std::shared_ptr<Run>& run, const Failure& failure, std::shared_ptr<Manifest> manifest);
   void DropNext(const std::shared_ptr<Run>& run);
   void End(const std::shared_ptr<Run>& run, const Status& status);

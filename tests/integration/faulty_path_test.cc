@@ -1,12 +1,18 @@
 // A path on a file system of a test's own (faultfs) that is slow, silent, over its quota, or a pass-through to another
 // one: what a daemon makes of it, with a trainer whose bits are compared.
+#include <fcntl.h>
+
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "daemon/base/unique_fd.h"
 #include "daemon/session/frame.h"
 #include "tests/support/catch.h"
 #include "tests/support/checkpoints.h"
@@ -154,6 +160,43 @@ TEST_CASE("Checkpoint.OneWhoseSessionGoesAsItBeginsHarmsNobody") {
   ReferenceTrainer trainer(client, {"large", kNumel});
   for (int i = 0; i < 2; ++i) trainer.Step();
   CHECK(trainer.Difference() == "");
+}
+
+// Each would have threads that hang in what its client has passed, and count for no session.
+TEST_CASE("BadInput.ARestoreWhoseSessionHasGoneDoesNotBegin") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon;
+  std::ofstream(faulty.source() + "/manifest") << std::string(4096, '{');
+  const mlpo::UniqueFd file(::open((faulty.point() + "/manifest").c_str(), O_RDONLY | O_CLOEXEC));
+  REQUIRE(file);
+  faulty.Rule("read hang name=/manifest");
+  auto restore = mlpo::MakeFrame<mlpo_restore>(MLPO_FRAME_RESTORE, 7);
+  restore.files = 1;
+  auto files = mlpo::MakeFrame<mlpo_restore_files>(MLPO_FRAME_RESTORE_FILES, 7);
+  files.count = 1;
+  const int fds[] = {file.get()};
+  std::vector<std::unique_ptr<RawSession>> sessions;
+  for (int i = 0; i < 20; ++i)
+    sessions.push_back(std::make_unique<RawSession>(daemon.socket(), MakeHello("job" + std::to_string(i))));
+  daemon.Signal(SIGSTOP);  // so that it reads all of a session at once, its end too
+  for (const auto& session : sessions) {
+    REQUIRE(session->Send(restore));
+    REQUIRE(session->Send(files, fds));
+    session->Close();
+  }
+  daemon.Signal(SIGCONT);
+  REQUIRE(Eventually([&] { return DaemonStatus(daemon.socket()).at("sessions").empty(); }));
+  CHECK_FALSE(Eventually([&] { return faulty.Of("read").hanging > 0; }, 1));
+  // One that stays waits for it.
+  RawSession stays(daemon.socket(), MakeHello("stays"));
+  REQUIRE(stays.Send(restore));
+  REQUIRE(stays.Send(files, fds));
+  CHECK(Eventually([&] { return faulty.Of("read").hanging == 1; }));
+  faulty.Clear();
+  REQUIRE(stays.Receive());
+  REQUIRE(stays.type() == MLPO_FRAME_ERROR);
+  CHECK(stays.As<mlpo_error>().status == -EINVAL);  // no manifest
 }
 
 TEST_CASE("C13_APassThroughIsUsedEitherWay") {
