@@ -466,6 +466,38 @@ TEST_CASE("AttemptTable.AllRanksOfANodeHaveTheSameAndARepeatedSaveAnother") {
   CHECK(table.size() == 0);
 }
 
+TEST_CASE("AttemptTable.SavesThatFailOrStayWithoutARankDoNotPileUp") {
+  AttemptTable table;
+  AttemptTable::Save save{1000, "job", "/dir", "tag", 0, 2};
+  uint8_t count = 0;
+  const auto choose = [&](uint32_t rank) {
+    std::array<uint8_t, 16> random{};
+    random[3] = ++count;
+    return table.Choose(save, {rank, rank + 1, 2, 2}, random).value();
+  };
+  for (save.step = 1; save.step <= 100; ++save.step) {  // as where the directory is missing
+    const AttemptId attempt = choose(0);
+    CHECK(choose(1) == attempt);
+    table.Return(save, 0, attempt);
+    CHECK(table.size() == 1);
+    CHECK(choose(0) == attempt);  // rank 1 has it
+    table.Return(save, 1, attempt);
+    table.Return(save, 0, attempt);
+    CHECK(table.size() == 0);
+  }
+  AttemptTable::Save other = save;
+  other.job = "other";
+  REQUIRE(table.Choose(other, {0, 1, 2, 2}, {9}).ok());
+  AttemptId last;
+  for (save.step = 200; save.step < 300; ++save.step) {  // rank 1 never comes
+    last = choose(0);
+    CHECK(table.size() <= AttemptTable::kMostOfJob + 1);
+  }
+  CHECK(table.size() == AttemptTable::kMostOfJob + 1);  // the other job's, too
+  save.step = 299;
+  CHECK(choose(1) == last);
+}
+
 // Sessions 1 and 2 are there when the first begins.
 TEST_CASE("AttemptTable.ARankThatIsLateHasItAndOneThatHasBegunAnewNot") {
   AttemptTable table;
