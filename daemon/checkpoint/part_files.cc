@@ -171,7 +171,8 @@ Status PartFiles::OpenFolders() {
 
 // What this rank's earlier attempts left, unless one of them is part of a complete checkpoint. That is looked at only
 // if there is a manifest of one: without it none can be complete. So a save of many ranks reads nothing in most cases.
-// Another job's stays: it may be under way, with this rank's part committed and so without a lock.
+// Another job's stays: it may be under way, with this rank's part committed and so without a lock. So does one of this
+// job's that other ranks are still saving: it may yet be complete, and this save be refused to one of them for it.
 Status PartFiles::MakeWay() {
   const AttemptId& own = options_.head.attempt;
   const Result<std::vector<std::string>> names = ListFolder(part_.get(), shown_);
@@ -197,6 +198,9 @@ Status PartFiles::MakeWay() {
     const auto may_go = [this, &attempt, &hollow](const Known& known) -> Result<bool> {
       if (!known.job.empty() && known.job != options_.head.job) return false;
       if (!known.committed || hollow.contains(attempt)) return true;
+      const Result<bool> saved = IsBeingSaved(attempt);  // first: what ends in between is complete then
+      if (!saved.ok()) return saved;
+      if (saved.value()) return false;
       const Result<FoundTag> now = ScanTag(directory_.get(), options_.head.tag, options_.directory);
       if (!now.ok()) return now.status();
       const FoundAttempt* found = FindAttempt(now.value(), attempt);
@@ -635,6 +639,28 @@ Result<bool> PartFiles::IsSettled(const FoundAttempt& attempt) const {
     if (!synced.ok()) return synced;
   }
   return true;
+}
+
+// Whether another rank's part of the attempt is locked: in the making, or going. What cannot be seen may be.
+Result<bool> PartFiles::IsBeingSaved(const AttemptId& attempt) const {
+  const std::string tag = ParentOf(shown_), data = DataName(attempt, 0);
+  const Result<std::vector<std::string>> names = ListFolder(tag_.get(), tag);
+  if (!names.ok()) return names.status();
+  for (const std::string& name : names.value()) {
+    const std::optional<uint32_t> rank = ParsePartFolderName(name);
+    if (!rank || *rank == options_.head.rank) continue;
+    const Result<UniqueFd> part = OpenFolder(tag_.get(), name, tag + "/" + name);
+    if (part.status().os_errno() == ENOENT) continue;
+    if (!part.ok()) return true;
+    const std::string shown = tag + "/" + name + "/" + data;
+    const Result<UniqueFd> first = OpenFile(part.value().get(), data, O_RDONLY, shown);
+    if (first.status().os_errno() == ENOENT) continue;
+    if (!first.ok()) return true;
+    const Result<FileLock> lock = LockFile(first.value().get(), /*shared=*/true, shown);
+    if (!lock.ok()) return lock.status();
+    if (lock.value() == FileLock::kHeld) return true;
+  }
+  return false;
 }
 
 Result<bool> PartFiles::IsComplete(std::vector<std::string>* kept) const {

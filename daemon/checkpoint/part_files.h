@@ -113,6 +113,7 @@ class PartFiles {
   Status CheckNames() const;
   Result<bool> IsThere(const JournalRecord::File& file) const;
   Result<bool> IsSettled(const FoundAttempt& attempt) const;
+  Result<bool> IsBeingSaved(const AttemptId& attempt) const;
   // In the journal as long as it takes: what is without its manifest is no part any more, and nobody would look for it.
   Result<Removed> RemoveOther(int part_fd, Removal removal, const std::string& shown,
                               std::vector<std::string>* kept) const;

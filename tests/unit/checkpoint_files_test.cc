@@ -479,6 +479,41 @@ TEST_CASE("PartFiles.WhatAnEarlierSaveCompletesIsThereWhenTheNextOneFails") {
   }
 }
 
+// The next save begins on a rank that has committed its part, and is refused (EBUSY) to one that has not.
+TEST_CASE("PartFiles.WhatOtherRanksAreStillSavingIsNotTakenApart") {
+  for (const bool next_goes_on : {false, true}) {
+    INFO("the next one goes on: " << next_goes_on);
+    Place place;
+    REQUIRE(Save(place.Options(0, 2, Attempt(1), 1)).ok());
+    Live slow(place.Options(1, 2, Attempt(1), 1));
+    Live next(place.Overwriting(0, 2, Attempt(2), 2));
+    CHECK(IsWhole(place, 0, Attempt(1)));
+    if (next_goes_on) {  // its rank 1 begins once the first save's has ended
+      REQUIRE(slow.Commit().ok());
+      CHECK(slow.IsComplete(1));  // the next one's part is being saved
+      REQUIRE(next.Commit().ok());
+      CHECK(!next.IsComplete());
+      bool complete = false;
+      REQUIRE(Save(place.Overwriting(1, 2, Attempt(2), 3), &complete).ok());
+      CHECK(complete);
+      CHECK(place.Scan().attempts.size() == 1);
+      continue;
+    }
+    next.part.reset();
+    REQUIRE(slow.Commit().ok());
+    CHECK(slow.IsComplete());
+    REQUIRE(CompleteAttempt(place.Scan()) != nullptr);
+    CHECK(CompleteAttempt(place.Scan())->id == Attempt(1));
+    for (uint32_t rank = 0; rank < 2; ++rank) CHECK(IsWhole(place, rank, Attempt(1)));
+  }
+  // Where nobody saves the others any more, it goes at once.
+  Place place;
+  REQUIRE(Save(place.Options(0, 2, Attempt(1), 1)).ok());
+  Live(place.Options(1, 2, Attempt(1), 1)).part.reset();
+  const Live next(place.Options(0, 2, Attempt(2), 2));
+  CHECK(!fs::exists(place.Part(0) + "/" + ManifestName(Attempt(1))));
+}
+
 TEST_CASE("PartFiles.OneAttemptIsSavedOnce") {
   Place place;
   Live live(place.Options(0, 1, Attempt(1)));
