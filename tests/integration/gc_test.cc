@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 
 #include "tests/support/catch.h"
 #include "tests/support/checkpoints.h"
@@ -40,11 +41,16 @@ Outcome Gc(const std::vector<std::string>& arguments) {
 
 std::string ConfigOf(const DaemonProcess& daemon) { return daemon.folder() + "/mlpo.toml"; }
 
-// A session's files that nobody has any more; the daemon is dead.
-void LeaveScratch(DaemonProcess& daemon, const std::string& job) {
+// A session's files that nobody has any more, and, with a directory, those of a save; the daemon is dead.
+void LeaveScratch(DaemonProcess& daemon, const std::string& job, const std::string& directory = "") {
   Client client = Connect(daemon.socket(), job);
   ReferenceTrainer trainer(client, {});
   trainer.Step();
+  if (!directory.empty()) {
+    REQUIRE(fs::create_directories(directory));
+    Save(client, directory, "tag", 1);
+    REQUIRE_FALSE(fs::is_empty(directory));
+  }
   daemon.Signal(SIGKILL);
   REQUIRE(daemon.WaitForEnd() == 128 + SIGKILL);
 }
@@ -115,29 +121,45 @@ TEST_CASE("Gc.BesideADaemonThatTrains") {
 }
 
 TEST_CASE("C14_Gc.OfANodeWhoseDaemonIsGone") {
-  DaemonProcess daemon({.config = "[daemon]\nnode = \"gone\"\n"});
-  LeaveScratch(daemon, "dead");
-  const std::vector<std::string> left = daemon.ScratchFiles();
-  REQUIRE(left.size() == 2);
-  // Another node's daemon on the same paths.
-  const std::string empty = daemon.folder() + "/empty.toml";
-  std::ofstream(empty).close();
-  const std::vector<std::string> flags = {"--config", empty, "--path", daemon.path(0), "--path", daemon.path(1)};
-  const auto with = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.end(), flags.begin(), flags.end());
-    return Gc(arguments);
-  };
-  CHECK(with({}).report.at("removed").empty());
-  CHECK(with({"--node", "never"}).report.at("removed").empty());
-  CHECK(daemon.ScratchFiles() == left);
-  CHECK(with({"--node", "../gone"}).code == 64);
-  const Outcome real = with({"--node", "gone"});
-  CAPTURE(real.out, real.err);
-  CHECK(real.code == 0);
-  CHECK(real.report.at("removed").size() == 2);
-  CHECK(daemon.ScratchFiles().empty());
-  daemon.Start();
-  CHECK(with({"--node", "gone"}).code == 1);  // it lives again
+  for (const bool by_a_daemon : {false, true}) {
+    CAPTURE(by_a_daemon);
+    DaemonProcess daemon({.config = "[daemon]\nnode = \"gone\"\n"});
+    const std::string directory = daemon.folder() + "/saved";
+    LeaveScratch(daemon, "dead", directory);
+    const std::vector<std::string> left = daemon.ScratchFiles();
+    REQUIRE(left.size() == 3);  // and the record of the save
+    // Another node's daemon on the same paths, which runs, or could.
+    DaemonProcess::Options options = {.paths = 0};
+    for (int i = 0; i < 2; ++i) options.config += "[[path]]\ndirectory = \"" + daemon.path(i) + "\"\n";
+    std::optional<DaemonProcess> other;
+    if (by_a_daemon) other.emplace(options);
+    const std::string empty = daemon.folder() + "/empty.toml";
+    std::ofstream(empty).close();
+    const std::vector<std::string> flags =
+        by_a_daemon
+            ? std::vector<std::string>{"--socket", other->socket()}
+            : std::vector<std::string>{"--config", empty, "--path", daemon.path(0), "--path", daemon.path(1)};
+    const auto with = [&](std::vector<std::string> arguments) {
+      arguments.insert(arguments.end(), flags.begin(), flags.end());
+      return Gc(arguments);
+    };
+    CHECK(with({}).report.at("removed").empty());
+    CHECK(with({"--node", "never"}).report.at("removed").empty());
+    CHECK(daemon.ScratchFiles() == left);
+    CHECK(with({"--node", "../gone"}).code == (by_a_daemon ? 1 : 64));
+    const Outcome dry = with({"--dry-run", "--node", "gone"});
+    CHECK(dry.report.at("removed").size() == 3);
+    CHECK(daemon.ScratchFiles() == left);
+    CHECK_FALSE(fs::is_empty(directory));
+    const Outcome real = with({"--node", "gone"});
+    CAPTURE(real.out, real.err);
+    CHECK(real.code == 0);
+    CHECK(real.report.at("removed") == dry.report.at("removed"));
+    CHECK(daemon.ScratchFiles().empty());
+    CHECK(fs::is_empty(directory));
+    daemon.Start();
+    CHECK(with({"--node", "gone"}).code == 1);  // it lives again
+  }
 }
 
 // Two jobs by mistake, as a script with a fixed attempt= makes them.
