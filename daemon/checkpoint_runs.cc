@@ -35,6 +35,10 @@ constexpr auto kStopPatience = std::chrono::seconds(5);  // at the daemon's end,
 // ended), and of a user's sessions that have ended, whose saves go on.
 constexpr uint32_t kMostOfSession = 16;
 constexpr uint32_t kMostOfEnded = 64;
+// Of manifests that clients have passed, as their files have them; in memory they may take a few times as much. Anybody
+// may make them as large as they may be, and never let the reading end.
+constexpr uint64_t kManifestsOfUser = kMaxManifestBytes;
+constexpr uint64_t kManifestsOfAll = 4 * kManifestsOfUser;
 
 int64_t UnixNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -724,8 +728,44 @@ Result<CheckpointRuns::Parts> CheckpointRuns::FindParts(const SessionIdentity& i
   return Parts{*attempt, *parts, FolderOpener(directory, *parts)};
 }
 
+struct CheckpointRuns::PassedManifest {
+  const std::shared_ptr<CheckpointRuns> runs;
+  const uint32_t uid;
+  const uint64_t bytes;
+  Manifest manifest;
+
+  ~PassedManifest() {
+    if (bytes == 0) return;
+    const std::lock_guard lock(runs->mutex_);
+    const auto user = runs->manifest_bytes_.find(uid);
+    user->second -= bytes;
+    if (user->second == 0) runs->manifest_bytes_.erase(user);
+  }
+};
+
+Result<std::shared_ptr<CheckpointRuns::PassedManifest>> CheckpointRuns::CountManifest(uint32_t uid, uint64_t bytes,
+                                                                                      const std::string& shown) {
+  const auto refuse = [&](const std::string& whose, uint64_t used, uint64_t most) {
+    return Status(MLPO_E_QUOTA, shown + " has " + std::to_string(bytes) + " bytes, and " + whose + " of " +
+                                    std::to_string(used) + " bytes are in use, of " + std::to_string(most) +
+                                    ": end restores that are over, let ranks restore one after another, or run a "
+                                    "daemon as uid " +
+                                    std::to_string(uid));
+  };
+  const std::lock_guard lock(mutex_);
+  uint64_t all = 0;
+  for (const auto& [user, used] : manifest_bytes_) all += used;
+  const auto user = manifest_bytes_.find(uid);
+  const uint64_t own = user == manifest_bytes_.end() ? 0 : user->second;
+  if (bytes > kManifestsOfUser - own)
+    return refuse("manifests that uid " + std::to_string(uid) + " has passed", own, kManifestsOfUser);
+  if (bytes > kManifestsOfAll - all) return refuse("manifests that clients have passed", all, kManifestsOfAll);
+  if (bytes > 0) manifest_bytes_[uid] += bytes;
+  return std::shared_ptr<PassedManifest>(new PassedManifest{shared_from_this(), uid, bytes, Manifest()});
+}
+
 // In descriptors: the manifests of all parts in the order of ranks, then the files that they name, in their order.
-Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& files) {
+Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& files, uint32_t uid) {
   for (size_t i = 0; i < files->size(); ++i) {
     const int fd = (*files)[i].get(), flags = ::fcntl(fd, F_GETFL);
     struct stat st;
@@ -735,18 +775,16 @@ Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& fil
   }
   Parts found;
   std::vector<PartHead> heads;
-  uint64_t parts = 1, next = 0,
-           left = kMaxManifestBytes;  // for all of them: the client may have made them to fill memory
+  uint64_t parts = 1, next = 0;
   for (; next < parts; ++next) {
     const std::string shown = "manifest " + std::to_string(next) + " that was passed";
     if (next >= files->size()) return Status::Invalid(shown + " is missing: there are " + std::to_string(parts));
     struct stat st;
     const int fd = (*files)[next].get();
     if (::fstat(fd, &st) != 0) return Status::Errno(errno, "looking at " + shown);
-    if (static_cast<uint64_t>(st.st_size) > left)
-      return Status::Invalid(shown + " is too long: all of them may have " + std::to_string(kMaxManifestBytes) +
-                             " bytes together");
-    left -= static_cast<uint64_t>(st.st_size);
+    const Result<std::shared_ptr<PassedManifest>> counted =
+        CountManifest(uid, static_cast<uint64_t>(st.st_size), shown);
+    if (!counted.ok()) return counted.status();
     const Result<std::string> text = ReadBeginning(fd, static_cast<size_t>(st.st_size), shown);
     if (!text.ok()) return text.status();
     Result<Manifest> manifest = ParseManifest(text.value(), shown);
@@ -754,7 +792,8 @@ Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& fil
     if (manifest->head.rank != next) return Status::Invalid(shown + " is not that of rank " + std::to_string(next));
     parts = manifest->head.world_size;
     heads.push_back(manifest->head);
-    found.parts.push_back(std::make_shared<const Manifest>(std::move(*manifest)));
+    counted.value()->manifest = std::move(*manifest);
+    found.parts.emplace_back(counted.value(), &counted.value()->manifest);
   }
   const std::vector<FoundAttempt> attempts = GroupParts(heads);
   if (attempts.size() != 1 || !attempts[0].complete()) {
@@ -806,7 +845,7 @@ void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Sourc
   const auto fail = [&](const Status& status) { ToMain([done, status] { done(status); }); };
   std::vector<std::vector<TargetTensor>> targets;
   for (const SubgroupSpec& spec : subgroups) targets.push_back(TargetsOf(spec));
-  Result<Parts> found = source.files ? PassedParts(source.files) : FindParts(identity, source, targets);
+  Result<Parts> found = source.files ? PassedParts(source.files, identity.uid) : FindParts(identity, source, targets);
   if (!found.ok()) return fail(found.status());
   Result<std::vector<RestorePlan>> plans =
       RestorePlan::Make(found->parts, identity.rank, identity.world_size, std::move(targets));

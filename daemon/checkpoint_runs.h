@@ -140,6 +140,8 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
 
   // While it lives, and is true, the paths are there.
   class OnPaths;
+  // A manifest that a client has passed; as long as it lives, its file's bytes count as its user's.
+  struct PassedManifest;
 
   // A key that is in one of the sets below as long as this lives. Any thread.
   template <class T>
@@ -173,7 +175,8 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   Result<UniqueFd> OpenJournalFor(const JournalRecord& record, std::string* shown);
   static Result<Parts> FindParts(const SessionIdentity& identity, const Source& source,
                                  const std::vector<std::vector<TargetTensor>>& subgroups);
-  static Result<Parts> PassedParts(const PassedFiles& files);
+  Result<std::shared_ptr<PassedManifest>> CountManifest(uint32_t uid, uint64_t bytes, const std::string& shown);
+  Result<Parts> PassedParts(const PassedFiles& files, uint32_t uid);
   Result<std::unique_ptr<PartFiles>> MakeFiles(Run& run);
   void BeginFiles(const std::shared_ptr<Run>& run);
   Status ChooseWays(Run& run);
@@ -208,6 +211,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   uint32_t on_paths_ = 0;                              // likewise: threads that use the paths
   std::set<SessionId> saving_;                         // likewise: sessions with a save that has not ended
   std::set<std::pair<AttemptId, uint32_t>> recorded_;  // likewise: attempts and ranks that are saved into our journal
+  std::map<uint32_t, uint64_t> manifest_bytes_;        // likewise: by user, of files that its clients have passed
 };
 
 }  // namespace mlpo

@@ -20,6 +20,8 @@
 namespace mlpo {
 namespace {
 
+constexpr size_t kReadBytes = size_t{1} << 18;  // at a time
+
 StepHook& Hook() {
   static StepHook hook;
   return hook;
@@ -287,10 +289,12 @@ Status SyncData(int fd, const std::string& shown) {
   return Status();
 }
 
+// Memory comes with what has been read: a file may say any size, and its reading never end.
 Result<std::string> ReadBeginning(int fd, size_t max_bytes, const std::string& shown) {
-  std::string text(max_bytes, '\0');
+  std::string text;
   size_t done = 0;
-  while (done < text.size()) {
+  while (done < max_bytes) {
+    if (done == text.size()) text.resize(std::min(max_bytes, done + kReadBytes));
     const ssize_t got = ::pread(fd, text.data() + done, text.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return Error(errno, "reading", shown);

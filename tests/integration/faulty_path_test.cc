@@ -199,6 +199,48 @@ TEST_CASE("BadInput.ARestoreWhoseSessionHasGoneDoesNotBegin") {
   CHECK(stays.As<mlpo_error>().status == -EINVAL);  // no manifest
 }
 
+// Whoever serves a file says how large it is, and need never give what is in it.
+TEST_CASE("BadInput.ManifestsThatArePassedTakeNoMoreMemoryThanHasComeOfThemAndHaveALimit") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon;
+  const std::string manifest = faulty.source() + "/manifest";
+  std::ofstream(manifest).close();
+  fs::resize_file(manifest, uint64_t{200} << 20);
+  const mlpo::UniqueFd file(::open((faulty.point() + "/manifest").c_str(), O_RDONLY | O_CLOEXEC));
+  REQUIRE(file);
+  faulty.Rule("read hang name=/manifest");
+  auto restore = mlpo::MakeFrame<mlpo_restore>(MLPO_FRAME_RESTORE, 7);
+  restore.files = 1;
+  auto files = mlpo::MakeFrame<mlpo_restore_files>(MLPO_FRAME_RESTORE_FILES, 7);
+  files.count = 1;
+  const int fds[] = {file.get()};
+  RawSession one(daemon.socket(), MakeHello("one")), two(daemon.socket(), MakeHello("two"));
+  const uint64_t before = daemon.ResidentBytes();
+  REQUIRE(one.Send(restore));
+  REQUIRE(one.Send(files, fds));
+  REQUIRE(Eventually([&] { return faulty.Of("read").hanging == 1; }));
+  CHECK(daemon.ResidentBytes() < before + (uint64_t{50} << 20));
+  const auto refusal = [&](RawSession& session) {
+    REQUIRE(session.Receive());
+    REQUIRE(session.type() == MLPO_FRAME_ERROR);
+    return session.As<mlpo_error>().status;
+  };
+  REQUIRE(two.Send(restore));
+  REQUIRE(two.Send(files, fds));
+  CHECK(refusal(two) == MLPO_E_QUOTA);
+  fs::resize_file(manifest, 0);
+  faulty.Clear();
+  CHECK(refusal(one) == -EINVAL);  // nothing came
+  fs::resize_file(manifest, uint64_t{200} << 20);
+  faulty.Rule("read error 5 name=/manifest");
+  CHECK(Eventually([&] {  // once the first one's counts no more
+    REQUIRE(two.Send(restore));
+    REQUIRE(two.Send(files, fds));
+    return refusal(two) == -EIO;
+  }));
+}
+
 TEST_CASE("C13_APassThroughIsUsedEitherWay") {
   for (const bool direct : {true, false}) {
     CAPTURE(direct);
