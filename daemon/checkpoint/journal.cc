@@ -26,14 +26,7 @@ json ToJson(const JournalRecord& record) {
   json files = json::array();
   for (const JournalRecord::File& file : record.files) {
     json out = {{"index", file.index}, {"inode", file.inode}, {"kind", file.working ? "working" : "part"}};
-    if (file.working) {
-      out["node"] = file.origin.node;
-      out["daemon_uid"] = file.origin.daemon_uid;
-      out["client_uid"] = file.origin.client_uid;
-      out["job"] = file.origin.job;
-      out["rank"] = file.origin.rank;
-      out["generation"] = file.origin.generation;
-    }
+    if (file.working) PutOrigin(file.origin, &out);
     files.push_back(std::move(out));
   }
   return {{"format", kFormat},
@@ -74,14 +67,7 @@ Result<JournalRecord> FromText(const std::string& text, const std::string& who) 
     file.index = static_cast<uint32_t>(member.Whole("index", UINT32_MAX));
     file.inode = member.Whole("inode", UINT64_MAX);
     file.working = member.Text("kind") == "working";
-    if (file.working) {
-      file.origin.node = member.Text("node");
-      file.origin.daemon_uid = static_cast<uint32_t>(member.Whole("daemon_uid", UINT32_MAX));
-      file.origin.client_uid = static_cast<uint32_t>(member.Whole("client_uid", UINT32_MAX));
-      file.origin.job = member.Text("job");
-      file.origin.rank = static_cast<uint32_t>(member.Whole("rank", UINT32_MAX));
-      file.origin.generation = member.Whole("generation", UINT64_MAX);
-    }
+    if (file.working) file.origin = TakeOrigin(member);
     if (!member.status().ok()) return member.status();
     record.files.push_back(std::move(file));
   }

@@ -45,13 +45,7 @@ mlpo_dtype TakeType(JsonReader& reader, const char* key) {
 json FileJson(const PartFile& file, const AttemptId& attempt) {
   json out = {
       {"name", DataName(attempt, file.index)}, {"bytes", file.bytes}, {"kind", file.working ? "working" : "part"}};
-  if (!file.working) return out;
-  out["node"] = file.origin.node;
-  out["daemon_uid"] = file.origin.daemon_uid;
-  out["client_uid"] = file.origin.client_uid;
-  out["job"] = file.origin.job;
-  out["rank"] = file.origin.rank;
-  out["generation"] = file.origin.generation;
+  if (file.working) PutOrigin(file.origin, &out);
   return out;
 }
 
@@ -130,15 +124,7 @@ Result<PartFile> TakeFile(const json& value, const AttemptId& attempt, const std
   const std::string kind = reader.Text("kind");
   file.working = kind == "working";
   if (!file.working && kind != "part") reader.Fail("is of the unknown kind '" + kind.substr(0, 64) + "'");
-  if (file.working) {
-    file.origin.node = reader.Text("node");
-    file.origin.daemon_uid = static_cast<uint32_t>(reader.Whole("daemon_uid", UINT32_MAX));
-    file.origin.client_uid = static_cast<uint32_t>(reader.Whole("client_uid", UINT32_MAX));
-    file.origin.job = reader.Text("job");
-    file.origin.rank = static_cast<uint32_t>(reader.Whole("rank", UINT32_MAX));
-    file.origin.generation = reader.Whole("generation", UINT64_MAX);
-    if (!IsTag(file.origin.node) || !IsTag(file.origin.job)) reader.Fail("comes from a node or job without a name");
-  }
+  if (file.working) file.origin = TakeOrigin(reader);
   if (!reader.status().ok()) return reader.status();
   return file;
 }

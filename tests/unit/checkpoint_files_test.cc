@@ -997,6 +997,28 @@ TEST_CASE("Journal.ARecordOfAnotherDirectoryUnderThatNameIsNotCarriedOut") {
   CHECK(strange.size() == 1);
 }
 
+TEST_CASE("Journal.ARecordWithNamesThatNoDaemonWritesIsNone") {
+  for (const char* job : {"job", "../job", ""}) {
+    CAPTURE(job);
+    Place place;
+    JournalRecord record;
+    record.directory = place.directory;
+    record.job = "job";
+    record.tag = "tag";
+    record.attempt = Attempt(1);
+    record.files.push_back({1, 5, true, {"node", 1, 2, job, 0, 9}});
+    REQUIRE(SaveJournal(place.journal_fd.get(), place.journal, record).ok());
+    std::vector<std::string> strange, unfinished;
+    const Result<std::vector<JournalRecord>> read =
+        LoadJournal(place.journal_fd.get(), place.journal, &strange, &unfinished);
+    REQUIRE(read.ok());
+    const bool right = std::string(job) == "job";
+    REQUIRE(read.value().size() == (right ? 1 : 0));
+    CHECK(strange.size() == (right ? 0 : 1));
+    if (right) CHECK(read.value()[0].files.at(0).origin == record.files[0].origin);
+  }
+}
+
 TEST_CASE("Journal.WhatIsNotFoundOnAnotherFileSystemIsNotDone") {
   Place place;
   JournalRecord record;
