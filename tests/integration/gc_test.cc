@@ -11,6 +11,7 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/daemon_status.h"
+#include "tests/support/fault_fs.h"
 #include "tests/support/program.h"
 #include "tests/support/reference_trainer.h"
 
@@ -159,6 +160,74 @@ TEST_CASE("C14_Gc.OfANodeWhoseDaemonIsGone") {
     CHECK(fs::is_empty(directory));
     daemon.Start();
     CHECK(with({"--node", "gone"}).code == 1);  // it lives again
+  }
+}
+
+// While it is being copied: what lives stays, what a kill has cut goes.
+TEST_CASE("Gc.OfASaveThatIsUnderWayAndOfOneThatWasCut") {
+  for (const bool by_a_daemon : {false, true}) {
+    CAPTURE(by_a_daemon);
+    FaultFs slow;
+    if (!slow.ok()) {
+      WARN("skipped: " << slow.reason());
+      return;
+    }
+    DaemonProcess daemon;
+    const std::string directory = slow.point() + "/saved";
+    REQUIRE(fs::create_directory(directory));
+    const std::vector<std::string> through_it = {"--socket", daemon.socket()};
+    {
+      Client client = Connect(daemon.socket());
+      ReferenceTrainer trainer(client, {"large", 50'021});
+      trainer.Step();
+      const auto begin = [&](const std::string& tag) {
+        slow.Rule("write hang name=-0 from=4096");
+        Save save(client, directory, tag, 1);
+        save.Take().Wait();
+        REQUIRE(Eventually([&] { return slow.Of("write").hanging > 0; }));
+        return save;
+      };
+      Save living = begin("living");
+      const Outcome beside = Gc(through_it);
+      CAPTURE(beside.out, beside.err);
+      CHECK(beside.code == 0);
+      CHECK(beside.report.at("removed").empty());
+      slow.Clear();
+      CHECK(living.Saved().Wait().value == 1);
+      (void)begin("cut");
+      daemon.Signal(SIGKILL);
+      slow.Clear();  // a write that is under way ends before its process
+      REQUIRE(daemon.WaitForEnd() == 128 + SIGKILL);
+    }
+    REQUIRE(fs::exists(directory + "/cut/part-0"));
+    // A start finds another directory in its place, and leaves it to gc.
+    fs::rename(directory, directory + "-aside");
+    REQUIRE(fs::create_directory(directory));
+    daemon.Start();
+    REQUIRE(Eventually([&] { return daemon.log().find("checkpoint_rest_kept") != std::string::npos; }));
+    CHECK(Gc(through_it).report.at("kept").size() == 1);
+    REQUIRE(fs::remove(directory));
+    fs::rename(directory + "-aside", directory);
+    if (!by_a_daemon) {
+      daemon.Signal(SIGKILL);
+      REQUIRE(daemon.WaitForEnd() == 128 + SIGKILL);
+    }
+    const auto with = [&](std::vector<std::string> arguments) {
+      const std::vector<std::string> where =
+          by_a_daemon ? through_it : std::vector<std::string>{"--config", ConfigOf(daemon)};
+      arguments.insert(arguments.end(), where.begin(), where.end());
+      return Gc(arguments);
+    };
+    const Outcome dry = with({"--dry-run"});
+    CHECK(dry.report.at("removed").size() == 1);
+    CHECK(fs::exists(directory + "/cut/part-0"));
+    const Outcome real = with({});
+    CAPTURE(real.out, real.err);
+    CHECK(real.code == 0);
+    CHECK(real.report.at("removed") == dry.report.at("removed"));
+    CHECK_FALSE(fs::exists(directory + "/cut"));
+    CHECK(daemon.ScratchFiles().empty());  // its record, too
+    CHECK(fs::exists(directory + "/living/part-0"));
   }
 }
 
