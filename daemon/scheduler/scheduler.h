@@ -143,8 +143,7 @@ class Scheduler {
     bool learn = true;          // speeds, from what the paths do
     bool integrity = false;     // blocks on paths have checksums
     uint32_t copy_buffers = 4;  // that copies for checkpoints may have, and no more than an eighth of all
-    // Likewise, that one session's RESTOREs may have: its checkpoint's files may hang, and the buffers with them.
-    uint32_t restore_buffers = 8;
+    uint32_t restore_buffers = 8;  // that one session's RESTOREs may have; all of them: an eighth of all
     uint64_t seed = 0;  // of the path model
     std::vector<PathParameters> paths;
     std::vector<std::string> path_names;                // for messages
@@ -337,6 +336,12 @@ class Scheduler {
     uint8_t unchecked = 0;  // of these, that are compared
     uint8_t missing = 0;    // of these, that had no checksums
   };
+  // A block that is being filled for a RESTORE; its session may have ended.
+  struct Filling {
+    SessionId session = 0;
+    uint32_t uid = 0;
+    int64_t since_ns = 0;
+  };
 
   void SetLowWater();
   // First in each call: time has come to now_ns.
@@ -451,7 +456,7 @@ class Scheduler {
   void EndPin(Pin& pin);
   void SubmitRestore(Session& session, const Request& request);
   void BeginRestore(Op& op);
-  void FillNext(Session& session);
+  void PumpRestores();
   void EndRestore(Op& op, Completion* completion);
   // Blocks: scheduler_blocks.cc
   void WantBlock(Op& op, Block& block);
@@ -615,6 +620,9 @@ class Scheduler {
   uint64_t next_save_ = 1;
   std::map<uint64_t, std::weak_ptr<CopyPace>> paces_;  // by target
   uint64_t copy_turn_ = 0;
+  std::map<const Block*, Filling> filling_;
+  uint64_t restore_turn_ = 0;
+  bool look_at_restores_ = false;  // one has begun, moved or ended, or time has passed; until the next Pump
   CheckpointTotals checkpoint_totals_;
   uint64_t taking_ = 0;         // blocks with `flush_for`
   uint64_t coming_ = 0;         // blocks of objects that are being written, and that no piece has reached yet

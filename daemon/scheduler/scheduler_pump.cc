@@ -19,6 +19,7 @@ void Scheduler::Pump() {
   do {
     PumpTakes();
     PumpGradients();
+    PumpRestores();
     WantNext();
     PumpFlushes();
     PumpQuotas();

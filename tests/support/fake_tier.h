@@ -202,7 +202,8 @@ class FakeTier : public SchedulerActions {
   uint64_t Restore(SessionId session, SubgroupId id, uint32_t handle) {
     return Submit(session, MLPO_OP_RESTORE, id, 0, 0, handle, 0);
   }
-  std::function<int(const Block&)> restore_fault;  // errno
+  std::function<int(const Block&)> restore_fault;     // errno
+  std::function<int64_t(const Block&)> restore_time;  // that filling one takes, in a thread of its own; not: workers'
   std::vector<std::pair<SessionId, uint32_t>> restores_ended;
   int steps_restored = 0;
   int64_t part_write_ns = 1000;
