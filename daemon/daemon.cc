@@ -223,7 +223,7 @@ void Daemon::StartCheckpoints() {
   options.main = &threads_.main;
   options.loop = loop_.get();
   for (size_t i = 0; i < paths_.size(); ++i)
-    options.paths.push_back({paths_[i].get(), paths_[i]->directory(), config_.paths[i].persistent,
+    options.paths.push_back({paths_[i].get(), keepers_[i].get(), paths_[i]->directory(), config_.paths[i].persistent,
                              records_->parameters()[i].write_bytes_per_s});
   options.node = config_.daemon.node;
   const CheckpointConfig& config = config_.checkpoint;

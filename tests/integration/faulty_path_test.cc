@@ -138,6 +138,32 @@ TEST_CASE("C13_APassThroughIsUsedEitherWay") {
   }
 }
 
+// The first path has the journal, if it answers: it does not, which costs ten seconds, and once.
+TEST_CASE("C26_APathThatHangsIsNoReasonNotToSave") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 1));
+  const std::string directory = daemon.folder() + "/checkpoints";
+  REQUIRE(fs::create_directory(directory));
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  for (const char* op : {"create", "fsync", "fallocate"}) faulty.Rule(std::string(op) + " hang");
+  for (const bool first : {true, false}) {
+    const auto begun = std::chrono::steady_clock::now();
+    Save save(client, directory, first ? "one" : "two", 2);
+    mlpo::Request take = save.Take(), saved = save.Saved();
+    take.Wait();
+    CHECK(saved.Wait().value == 1);
+    CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(first ? 40 : 8));
+  }
+  CHECK(faulty.Of("create").hanging > 0);
+  trainer.Step();
+  faulty.Clear();
+  trainer.Step();
+  CHECK(trainer.Difference() == "");
+}
+
 TEST_CASE("C16_AnOrderlyStopDropsNothingThatWasAccepted") {
   for (const bool by_command : {false, true}) {
     CAPTURE(by_command);

@@ -162,12 +162,20 @@ class Run {
     return struck || failure;
   }
 
+  // Before a save or restore begins; half of the time, but where what begins would hang, too: on the storage that
+  // hangs.
+  bool ArmsAtOnce() {
+    if ((fault_->Hangs() && !path_fails_) || random_() % 2 != 0) return false;
+    if (fault_->Hangs()) AwaitRest();  // or what is under way hangs for as long as the beginning takes
+    fault_->Arm();
+    return true;
+  }
+
   // ---- Saving ----
 
   bool SaveAndTrain() {
     const ReferenceTrainer::Expected taken = trainer_->expected();
-    const bool at_once = !fault_->Hangs() && random_() % 2 == 0;  // what begins would hang, too
-    if (at_once) fault_->Arm();
+    const bool at_once = ArmsAtOnce();
     std::optional<Save> save;
     std::vector<mlpo::Request> requests;
     std::optional<mlpo::Error> refused = Try([&] {
@@ -250,8 +258,7 @@ class Run {
     if (Await(saved).value != 1) throw Wrong("a save of one rank is not complete");
     for (int i = 0; i < kAfter; ++i) trainer_->Step();  // what the restore undoes
     Connect();
-    const bool at_once = !fault_->Hangs() && random_() % 2 == 0;  // what begins would hang, too
-    if (at_once) fault_->Arm();
+    const bool at_once = ArmsAtOnce();
     const std::optional<mlpo::Error> refused = Try([&] {
       Restore([&] {
         if (at_once) return;
