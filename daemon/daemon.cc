@@ -201,6 +201,9 @@ Status Daemon::StartLoop() {
     threads_.PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
   };
   events.gone = [this](SessionId session) { threads_.PostMain([this, session] { storages_->OnGone(session); }); };
+  events.hangs = [this](SessionId session) {
+    threads_.PostMain([this, session] { sessions_->SessionHangs(session); });
+  };
   events.evacuated = [this](PathIndex path) { threads_.PostMain([this, path] { path_commands_->Evacuated(path); }); };
   events.probe = [this](PathIndex path, uint64_t end) { path_commands_->Probe(path, end); };
   events.file_unused = [this](SessionId session, PathIndex path, FileId file) {

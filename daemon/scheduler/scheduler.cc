@@ -273,6 +273,7 @@ void Scheduler::Tick(int64_t now_ns) {
   Pump();
   FailHung();
   FailHungSaves();
+  TellOfHanging();
   if (options_.hang_timeout_ns != 0) GiveUpStalled(options_.hang_timeout_ns, now_ns);
   if (CanMove()) {
     stuck_since_ns_ = 0;

@@ -103,6 +103,9 @@ class SchedulerActions {
   // Nothing of an ended session, or of a store that has files and no objects any more, is in flight; but copies of a
   // save may be, which needs its files until StateCopied.
   virtual void SessionGone(SessionId session) = 0;
+  // All that an ended session has in flight is on paths that hang: whoever comes after it need not wait for that.
+  // SessionGone follows when it comes back. At most once.
+  virtual void SessionHangs(SessionId session) = 0;
   // The state is pinned, while the session is surely there; from now on it is written to the next files that the save
   // began with, if there are any.
   virtual void StatePinned(const StateSave& save) = 0;
@@ -565,6 +568,7 @@ class Scheduler {
   bool CanMove() const;
   void FailStuck();
   void FailHung();
+  void TellOfHanging();
   Failure HasHung(PathIndex path, int64_t hung_ns, const Block& block) const;
   void StartProbes();
   int64_t NextProbe() const;

@@ -158,6 +158,18 @@ void SessionServer::SessionGone(SessionId session) {
   ReleaseClaim(*gone);
 }
 
+// Its files and its memory are its own: a successor has another generation. So there may be as many of these as the
+// paths that hang let be in flight, which is few.
+void SessionServer::SessionHangs(SessionId session) {
+  const auto it = connections_.find(session);
+  if (it == connections_.end()) return;  // it has come back meanwhile
+  MLPO_CHECK(it->second->ended());
+  const SessionIdentity& identity = it->second->identity();
+  spdlog::warn("event=session_hangs session={} job={} rank={} reason=\"its I/O does not come back\"", session,
+               identity.job, identity.rank);
+  ReleaseClaim(*it->second);
+}
+
 void SessionServer::ReleaseClaim(const ClientConnection& connection) {
   auto it = claims_.find(KeyOf(connection));
   if (it == claims_.end() || it->second.holder != connection.identity().id) return;

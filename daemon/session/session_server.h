@@ -44,6 +44,8 @@ class SessionServer {
   void Break(SessionId session, const std::string& reason);
   // Nothing of an ended session is in use any more.
   void SessionGone(SessionId session);
+  // I/O of an ended session hangs: the same rank of its job may come again. What it has else stays taken.
+  void SessionHangs(SessionId session);
   size_t session_count() const { return connections_.size(); }
   uint64_t arenas_bytes() const { return arenas_bytes_; }
   uint64_t protocol_errors() const { return protocol_errors_; }
@@ -52,7 +54,8 @@ class SessionServer {
 
   // ---- For ClientConnection ----
   enum class ClaimOutcome { kYours, kWait, kTaken, kFull };
-  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone. kFull: *why.
+  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone, or hangs.
+  // kFull: *why.
   ClaimOutcome Claim(ClientConnection& connection, Status* why);
   void CountProtocolError() { ++protocol_errors_; }
   void OnEnd(ClientConnection& connection, bool was_running);

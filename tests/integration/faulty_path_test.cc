@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "tests/support/catch.h"
 #include "tests/support/checkpoints.h"
@@ -46,13 +47,16 @@ nlohmann::json FaultyPath(const DaemonProcess& daemon) {
   return {};
 }
 
-size_t WorkingFiles(const FaultFs& faulty) {
-  size_t count = 0;
+std::vector<fs::path> StateFiles(const FaultFs& faulty) {
+  std::vector<fs::path> files;
   std::error_code error;  // files go while we look
-  for (fs::recursive_directory_iterator it(faulty.source(), error), end; it != end && !error; it.increment(error))
-    count += it->path().filename() == "state";
-  return count;
+  for (fs::recursive_directory_iterator it(faulty.source(), error), end; it != end && !error; it.increment(error)) {
+    if (it->path().filename() == "state") files.push_back(it->path());
+  }
+  return files;
 }
+
+size_t WorkingFiles(const FaultFs& faulty) { return StateFiles(faulty).size(); }
 
 int CodeOf(const std::function<void()>& act) {
   try {
@@ -238,6 +242,38 @@ TEST_CASE("FaultyPath.ReadsThatFailHarmNobodyWhoseBlocksAreInMemory") {
   for (int i = 0; i < 2; ++i) trainer.Step();
   faulty.Rule("read error 5 name=/state from=4096");
   for (int i = 0; i < 5; ++i) trainer.Step();
+  CHECK(trainer.Difference() == "");
+}
+
+// Whose I/O hangs, and who ends for it, comes again under the same name: not after the path has come back, but after
+// ten seconds.
+TEST_CASE("C26_ARankComesAgainThoughItsIoHangs") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 1));
+  fs::path left;  // until its I/O has come back
+  {
+    Client client = Connect(daemon.socket());
+    ReferenceTrainer trainer(client, {"large", kNumel});
+    for (int i = 0; i < 2; ++i) trainer.Step();
+    left = StateFiles(faulty).at(0);
+    faulty.Rule("read hang name=/state from=4096");
+    trainer.WriteGradient();
+    trainer.subgroup().SubmitGrad().Wait();
+    const mlpo::Request update = trainer.SubmitUpdate();
+    REQUIRE(Eventually([&] { return faulty.Of("read").hanging > 0; }));
+    client.Close();
+  }
+  const auto ended = std::chrono::steady_clock::now();
+  Client client = Connect(daemon.socket());
+  CHECK(std::chrono::steady_clock::now() - ended < std::chrono::seconds(20));
+  CHECK(faulty.Of("read").hanging > 0);
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  CHECK(fs::exists(left));
+  faulty.Clear();
+  CHECK(Eventually([&] { return !fs::exists(left); }));
+  trainer.Step();
   CHECK(trainer.Difference() == "");
 }
 

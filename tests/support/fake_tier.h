@@ -133,6 +133,7 @@ class FakeTier : public SchedulerActions {
   std::function<void(const Completion&)> on_complete;
   bool gone(SessionId session) const { return gone_.contains(session); }
   size_t gone_count() const { return gone_.size(); }
+  std::vector<SessionId> hanging;  // of which the scheduler has told that what they have in flight hangs
 
   // ---- Time ----
 
@@ -292,6 +293,7 @@ class FakeTier : public SchedulerActions {
   void PublishEpoch(const Subgroup&) override {}
   void Complete(const Completion& completion) override;
   void SessionGone(SessionId session) override;
+  void SessionHangs(SessionId session) override { hanging.push_back(session); }
   void StatePinned(const StateSave& save) override;
   void FileUnused(SessionId session, PathIndex path, FileId file) override;
   void StateTaken(const StateSave& save) override;
