@@ -84,6 +84,7 @@ class SessionServer {
 
   void Accept();
   void OnAcceptable();
+  Status CheckRoom(uint32_t uid) const;
   static Key KeyOf(const ClientConnection& connection);
   void ReleaseClaim(const ClientConnection& connection);
   void GiveBack(const ClientConnection& connection);
