@@ -87,6 +87,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   template <class T>
   void Reply(const T& frame);
   void Refuse(const Status& status);
+  void LogEnd(const Status& reason, bool was_running);
 
   SessionServer* const server_;
   const Peer peer_;

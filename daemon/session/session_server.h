@@ -15,6 +15,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/session/client_connection.h"
+#include "daemon/session/log_share.h"
 #include "daemon/session/quota_book.h"
 #include "daemon/session/session_host.h"
 
@@ -62,6 +63,7 @@ class SessionServer {
   Status TakeArenaBytes(const SessionIdentity& identity, uint64_t bytes);
   void GiveArenaBytes(const SessionIdentity& identity, uint64_t bytes);
   QuotaBook& quotas() { return quotas_; }
+  LogShare& log_share() { return log_share_; }
   uint64_t NextGeneration() { return ++generation_; }
   SessionHost& host() { return *host_; }
   Frame& frame() { return frame_; }
@@ -94,6 +96,7 @@ class SessionServer {
   const Options options_;
   SessionHost* const host_;
   QuotaBook quotas_;
+  LogShare log_share_;
   Frame frame_;  // the one that is being received
   std::array<uint8_t, MLPO_BOOT_ID_BYTES> boot_id_;
   std::map<SessionId, std::shared_ptr<ClientConnection>> connections_;
