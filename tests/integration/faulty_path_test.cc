@@ -79,6 +79,86 @@ mlpo::Request LongUpdate(FaultFs& faulty, ReferenceTrainer& trainer) {
   return update;
 }
 
+// A checkpoint that is being copied to storage that is slow, by a client that may have gone: two seconds and more of it
+// are still to come. All paths are well.
+class SlowSave {
+ public:
+  explicit SlowSave(bool client_goes) : daemon_(OnTwoPaths()), directory_(slow_.point() + "/checkpoints") {
+    if (!slow_.ok()) return;
+    REQUIRE(fs::create_directory(directory_));
+    client_.emplace(Connect(daemon_.socket()));
+    trainer_.emplace(*client_, kTrainer);
+    for (int i = 0; i < 2; ++i) trainer_->Step();
+    taken_ = trainer_->expected();
+    Save save(*client_, directory_, "one", 2);
+    slow_.Rule("write delay 100");
+    mlpo::Request take = save.Take();
+    saved_.emplace(save.Saved());
+    take.Wait();
+    REQUIRE(Eventually([&] { return Running("copying"); }));
+    if (!client_goes) return;
+    saved_.reset();
+    client_->Close();
+    REQUIRE(Eventually([&] { return DaemonStatus(daemon_.socket()).at("sessions").empty(); }));
+    REQUIRE(Running("copying"));
+  }
+
+  const FaultFs& slow() const { return slow_; }
+  DaemonProcess& daemon() { return daemon_; }
+  mlpo::Request& saved() { return *saved_; }
+  void BeginsToStop() {
+    daemon_.Signal(SIGTERM);
+    REQUIRE(Eventually([&] { return DaemonStatus(daemon_.socket()).at("state") == "draining"; }));
+  }
+  size_t Files(const std::string& prefix = "") const {
+    size_t count = 0;
+    std::error_code error;  // files go while we look
+    fs::recursive_directory_iterator it(slow_.source() + "/checkpoints", error), end;
+    for (; it != end && !error; it.increment(error)) {
+      count += it->is_regular_file(error) && it->path().filename().string().starts_with(prefix) ? 1 : 0;
+    }
+    return count;
+  }
+  // In a new daemon: -ENOENT, there is none that is complete; 0: what it has is the state as it was taken, to the bit.
+  int Restore() {
+    saved_.reset();
+    trainer_.reset();
+    client_.reset();
+    Client client = Connect(daemon_.socket());
+    ReferenceTrainer trainer(client, kTrainer);
+    const int code = CodeOf([&] {
+      Restoring restoring(client, directory_, "one");
+      restoring.Submit(trainer.subgroup()).Wait();
+      restoring.End();
+    });
+    if (code != 0) return code;
+    trainer.GoOnFrom(taken_);
+    CHECK(trainer.Difference() == "");
+    return 0;
+  }
+
+ private:
+  static inline const TrainerOptions kTrainer = {"large", kNumel};
+  static DaemonProcess::Options OnTwoPaths() {
+    DaemonProcess::Options options;
+    options.memory = std::to_string(8 * 49'152);
+    return options;
+  }
+  bool Running(const std::string& phase) const {
+    const nlohmann::json status = DaemonStatus(daemon_.socket());
+    const nlohmann::json& running = status.at("checkpoints").at("running");
+    return running.size() == 1 && running[0].at("phase") == phase;
+  }
+
+  FaultFs slow_;
+  DaemonProcess daemon_;
+  const std::string directory_;
+  std::optional<Client> client_;
+  std::optional<ReferenceTrainer> trainer_;
+  std::optional<mlpo::Request> saved_;
+  ReferenceTrainer::Expected taken_;
+};
+
 }  // namespace
 
 TEST_CASE("C11_APathOverItsQuotaIsFullNotBrokenAndComesBack") {
@@ -210,6 +290,39 @@ TEST_CASE("C16_ASecondSignalStopsFastAndLeavesNothing") {
   CHECK(WorkingFiles(faulty) == 0);
 }
 
+TEST_CASE("C16_AnOrderlyStopEndsTheCheckpointThatIsUnderWay") {
+  for (const bool client_goes : {false, true}) {
+    CAPTURE(client_goes);
+    SlowSave save(client_goes);
+    if (Missing(save.slow())) return;
+    save.BeginsToStop();
+    CHECK(save.Files("manifest-") == 0);
+    if (!client_goes) CHECK(save.saved().Wait().value == 1);
+    CHECK(save.daemon().WaitForEnd() == 0);
+    CHECK(save.Files("manifest-") == 1);
+    save.slow().Clear();
+    save.daemon().Start();
+    CHECK(save.Restore() == 0);
+  }
+}
+
+TEST_CASE("C16_ASecondSignalLeavesNoCheckpointThatLooksComplete") {
+  for (const bool client_goes : {false, true}) {
+    CAPTURE(client_goes);
+    SlowSave save(client_goes);
+    if (Missing(save.slow())) return;
+    save.BeginsToStop();
+    save.daemon().Signal(SIGTERM);
+    if (!client_goes) CHECK(CodeOf([&] { save.saved().Wait(); }) != 0);
+    CHECK(save.daemon().WaitForEnd(20) == 0);
+    CHECK(save.Files("manifest-") == 0);
+    save.slow().Clear();
+    save.daemon().Start();
+    CHECK(Eventually([&] { return save.Files() == 0; }));
+    CHECK(save.Restore() == -ENOENT);
+  }
+}
+
 TEST_CASE("C16_AClientThatLeavesWithWorkQueuedHoldsNobodyUp") {
   FaultFs faulty;
   if (Missing(faulty)) return;
@@ -275,6 +388,28 @@ TEST_CASE("C26_ARankComesAgainThoughItsIoHangs") {
   CHECK(Eventually([&] { return !fs::exists(left); }));
   trainer.Step();
   CHECK(trainer.Difference() == "");
+}
+
+TEST_CASE("C26_TheDoctorAnswersWhileAPathHangs") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 1));
+  faulty.Rule("create hang");
+  for (int i = 0; i < 2; ++i) {
+    const auto asked = std::chrono::steady_clock::now();
+    char* text = nullptr;
+    mlpo::Check(mlpo_control(daemon.socket().c_str(), "doctor", nullptr, 30'000'000'000, &text));
+    const std::string report = text;
+    mlpo_free(text);
+    CHECK(report.find("has not answered") != std::string::npos);
+    CHECK(std::chrono::steady_clock::now() - asked < std::chrono::seconds(15));
+    CHECK(faulty.Of("create").hanging == 1);  // what hangs is not joined by another
+  }
+  // Nor is anybody else held up by what it has left.
+  char* text = nullptr;
+  mlpo::Check(mlpo_control(daemon.socket().c_str(), "gc", nullptr, 10'000'000'000, &text));
+  mlpo_free(text);
+  faulty.Clear();
 }
 
 // Longer than a path needs to be called suspect. 90 s with MLPO_LONG=1.
