@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "daemon/base/check.h"
+#include "daemon/base/name.h"
 
 namespace mlpo {
 namespace {
@@ -46,7 +47,7 @@ uint64_t Checksum(const PartHeaderPage& page) { return XXH3_64bits(&page, offset
 }  // namespace
 
 PartHeader MakePartHeader(const PartIdentity& identity) {
-  MLPO_CHECK(IsTag(identity.job) && IsTag(identity.tag));
+  MLPO_CHECK(IsName(identity.job) && IsName(identity.tag));
   PartHeaderPage page{};
   std::memcpy(page.magic, kMagic, sizeof kMagic);
   page.format_version = kFormatVersion;
@@ -85,7 +86,7 @@ Result<PartIdentity> ParsePartHeader(const PartHeader& bytes) {
   identity.started_unix_ns = page.started_unix_ns;
   identity.job.assign(page.job, ::strnlen(page.job, kNameBytes));
   identity.tag.assign(page.tag, ::strnlen(page.tag, kNameBytes));
-  if (page.header_bytes != sizeof page || !IsTag(identity.job) || !IsTag(identity.tag))
+  if (page.header_bytes != sizeof page || !IsName(identity.job) || !IsName(identity.tag))
     return Status::Invalid("the part's header has names or sizes that nobody writes");
   return identity;
 }

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "daemon/base/checksum.h"
+#include "daemon/base/name.h"
 #include "daemon/io/scratch_layout.h"
 
 namespace mlpo {
@@ -47,7 +48,7 @@ std::string Describe(const FileIdentity& identity) {
 }  // namespace
 
 HeaderPage MakeFileHeader(const FileIdentity& identity) {
-  MLPO_CHECK(IsFolderName(identity.node) && IsFolderName(identity.owner.job));
+  MLPO_CHECK(IsName(identity.node) && IsName(identity.owner.job));
   FileHeaderPage page{};
   std::memcpy(page.magic, kMagic, sizeof kMagic);
   page.format_version = kFormatVersion;
@@ -79,7 +80,7 @@ Result<FileIdentity> ParseFileHeader(const HeaderPage& bytes) {
   identity.owner.job.assign(page.job, ::strnlen(page.job, kNameBytes));
   identity.owner.rank = page.rank;
   identity.owner.generation = page.generation;
-  if (page.header_bytes != sizeof page || !IsFolderName(identity.node) || !IsFolderName(identity.owner.job))
+  if (page.header_bytes != sizeof page || !IsName(identity.node) || !IsName(identity.owner.job))
     return Status::Invalid("the file header has names or sizes that this daemon never writes");
   return identity;
 }

@@ -15,6 +15,7 @@
 #include <system_error>
 #include <vector>
 
+#include "daemon/base/name.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/io/file_header.h"
 #include "daemon/io/path_folders.h"
@@ -72,7 +73,7 @@ class Cleanup {
         continue;
       }
       const auto job = SplitNumber<uint32_t>(name);
-      if (!job || !IsFolderName(job->second)) continue;  // the lock, a journal, a stranger
+      if (!job || !IsName(job->second)) continue;  // the lock, a journal, a stranger
       const Status done = CleanJob(name, {job->first, std::string(job->second), 0, 0});
       if (!done.ok()) return done;
     }
@@ -234,7 +235,7 @@ Result<GcReport> CleanScratch(int node_fd, const std::string& node, const std::s
 }
 
 Result<GcReport> CleanNode(const std::string& directory, const std::string& node, const CleanupOptions& options) {
-  if (!IsFolderName(node)) return Status::Invalid("\"" + node + "\" is no node's name");
+  if (!IsName(node)) return Status::Invalid("\"" + node + "\" is no node's name");
   GcReport nothing;
   nothing.dry_run = options.dry_run;
   Result<UniqueFd> folder = OpenPathDirectory(directory);

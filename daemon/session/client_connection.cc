@@ -13,6 +13,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/close_elsewhere.h"
+#include "daemon/base/name.h"
 #include "daemon/session/session_server.h"
 
 namespace mlpo {
