@@ -1,7 +1,6 @@
 #include "daemon/checkpoint/part_header.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <type_traits>
 
 #include "daemon/base/check.h"
+#include "daemon/base/file_io.h"
 #include "daemon/base/name.h"
 
 namespace mlpo {
@@ -95,15 +95,10 @@ namespace {
 
 // Up to as many bytes as there are: how many.
 Result<size_t> ReadPage(int fd, PartHeader* page, const std::string& shown) {
-  size_t done = 0;
-  while (done < page->bytes.size()) {
-    const ssize_t got = ::pread(fd, page->bytes.data() + done, page->bytes.size() - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Status::Errno(errno, "reading the header of " + shown);
-    if (got == 0) break;
-    done += static_cast<size_t>(got);
-  }
-  return done;
+  size_t got = 0;
+  const int error = ReadAt(fd, page->bytes.data(), page->bytes.size(), 0, &got);
+  if (error != 0) return Status::Errno(error, "reading the header of " + shown);
+  return got;
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "daemon/io/scratch_cleanup.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -8,13 +7,12 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "daemon/base/file_io.h"
 #include "daemon/base/name.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/io/file_header.h"
@@ -40,19 +38,8 @@ std::optional<std::pair<Number, std::string_view>> SplitNumber(std::string_view 
 
 // The names in a folder, without "." and "..".
 Result<std::vector<std::string>> List(int folder_fd, const std::string& shown) {
-  UniqueFd own(::openat(folder_fd, ".", kFolderFlags));
-  if (!own) return PathError(errno, "listing", shown);
-  std::unique_ptr<DIR, int (*)(DIR*)> folder(::fdopendir(own.get()), ::closedir);
-  if (folder == nullptr) return PathError(errno, "listing", shown);
-  own.release();
   std::vector<std::string> names;
-  while (true) {
-    errno = 0;
-    const dirent* entry = ::readdir(folder.get());
-    if (entry == nullptr) break;
-    if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) names.push_back(entry->d_name);
-  }
-  if (errno != 0) return PathError(errno, "listing", shown);
+  if (const int error = ListNames(folder_fd, &names); error != 0) return PathError(error, "listing", shown);
   return names;
 }
 
