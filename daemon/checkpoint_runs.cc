@@ -31,6 +31,7 @@ using boost::asio::post;
 namespace {
 
 constexpr auto kStopPatience = std::chrono::seconds(5);  // at the daemon's end, for steps that are being carried out
+constexpr auto kPathPatience = std::chrono::seconds(10);  // for a path that is asked by its keeper: then others are
 // Saves and restores that are still under way, or hang: of a session (which may have one and four that it has not
 // ended), and of a user's sessions that have ended, whose saves go on.
 constexpr uint32_t kMostOfSession = 16;
@@ -216,22 +217,39 @@ void CheckpointRuns::ToData(std::function<void()> work) {
 // ---- The journal ----
 
 // ENOENT, unless it is to be made, on a path that has never had one: who only looks for rests leaves nothing there.
-Result<UniqueFd> CheckpointRuns::OpenJournal(const Path& path, bool make, std::string* shown) const {
+Result<UniqueFd> CheckpointRuns::OpenJournal(const Path& path, bool make, std::string* shown) {
   Result<UniqueFd> folder = path.OpenFolder();
   if (!folder.ok()) return folder;
   *shown = path.folder_shown() + "/" + kJournalFolder;
   return make ? MakeFolder(folder->get(), kJournalFolder, *shown) : OpenFolder(folder->get(), kJournalFolder, *shown);
 }
 
-// On the first path that has not been evacuated, and that it can be written to.
+Status CheckpointRuns::NoAnswer(const Path& path) {
+  return Status(-ETIMEDOUT, "the file system of path " + path.name() + " (" + path.directory() + ") does not answer");
+}
+
+// On the first path that has not been evacuated, that answers, and that it can be written to.
 Result<UniqueFd> CheckpointRuns::OpenJournalFor(const JournalRecord& record, std::string* shown) {
+  struct Proven {
+    Result<UniqueFd> journal;
+    std::string shown;
+  };
   const OnPaths on_paths(this);
   if (!on_paths) return Status(-ESHUTDOWN, "the daemon is stopping");
   Status last(-EIO, "no path can be used");
   for (const Options::Place& place : options_.paths) {
-    Result<UniqueFd> journal = OpenJournal(*place.path, /*make=*/true, shown);
-    last = journal.ok() ? ProveJournal(journal->get(), *shown, record) : journal.status();
-    if (last.ok()) return journal;
+    const auto prove = [path = place.path, record]() -> Proven {
+      std::string name;
+      Result<UniqueFd> journal = OpenJournal(*path, /*make=*/true, &name);
+      const Status proven = journal.ok() ? ProveJournal(journal->get(), name, record) : journal.status();
+      if (!proven.ok()) journal = proven;
+      return {std::move(journal), std::move(name)};
+    };
+    std::optional<Proven> proven = place.keeper->Ask<Proven>(prove, kPathPatience);
+    last = proven ? proven->journal.status() : NoAnswer(*place.path);
+    if (!last.ok()) continue;
+    *shown = std::move(proven->shown);
+    return std::move(proven->journal);
   }
   return last.Within("the daemon's journal of checkpoints cannot be written");
 }
@@ -271,24 +289,35 @@ GcReport CheckpointRuns::CollectGarbage(bool dry_run) {
   GcReport report;
   report.dry_run = dry_run;
   for (const Options::Place& place : options_.paths) {
-    std::string shown = "the daemon's journal of checkpoints";
-    Result<UniqueFd> journal = Status(-ESHUTDOWN, "the daemon is stopping");
+    const auto find = [self = shared_from_this(), path = place.path]() -> Result<JournalRest> {
+      std::string shown;
+      Result<UniqueFd> journal = OpenJournal(*path, /*make=*/false, &shown);
+      if (!journal.ok()) return journal.status();
+      const auto is_live = [&self](const JournalRecord& record) {
+        const std::lock_guard lock(self->mutex_);
+        return self->recorded_.contains({record.attempt, record.rank});
+      };
+      return FindRest(std::move(*journal), shown, is_live, /*alone=*/false);
+    };
+    Result<JournalRest> rest = Status(-ESHUTDOWN, "the daemon is stopping");
     {
       const OnPaths on_paths(this);
-      if (on_paths) journal = OpenJournal(*place.path, /*make=*/false, &shown);
+      if (on_paths) {
+        std::optional<Result<JournalRest>> found = place.keeper->Ask<Result<JournalRest>>(find, kPathPatience);
+        if (found) {
+          rest = std::move(*found);
+        } else {
+          rest = NoAnswer(*place.path);
+        }
+      }
     }
-    if (journal.status().code() == -EBADF || journal.status().code() == -ENOENT) continue;  // evacuated; never had one
-    const auto is_live = [this](const JournalRecord& record) {
-      const std::lock_guard lock(mutex_);
-      return recorded_.contains({record.attempt, record.rank});
-    };
-    const Result<JournalRest> rest =
-        journal.ok() ? FindRest(std::move(*journal), shown, is_live, /*alone=*/false) : journal.status();
+    if (rest.status().code() == -EBADF || rest.status().code() == -ENOENT) continue;  // evacuated; never had one
     if (rest.ok()) {
-      for (const std::string& reason : rest.value().strange) report.kept.push_back({shown, 0, reason});
-      RemoveRest(rest.value(), CheckWorkingHeader, dry_run, &report);
+      for (const std::string& reason : rest->strange) report.kept.push_back({rest->shown, 0, reason});
+      RemoveRest(*rest, CheckWorkingHeader, dry_run, &report);
     } else {
-      report.failed.push_back({shown, 0, rest.status().message()});
+      report.failed.push_back(
+          {place.directory + " (the daemon's journal of checkpoints)", 0, rest.status().message()});
     }
   }
   return report;
@@ -411,11 +440,14 @@ Status CheckpointRuns::ChooseWays(Run& run) {
   std::optional<Way> way;
   for (size_t i = 0; i < options_.paths.size(); ++i) {
     const Options::Place& place = options_.paths[i];
-    const Result<UniqueFd> folder = place.path->OpenFolder();
-    if (!folder.ok()) continue;  // evacuated: nothing of the session will be there
-    const Result<dev_t> other = DeviceOf(folder.value().get(), place.path->folder_shown());
-    if (!other.ok()) return other.status();
-    if (device.value() != other.value()) continue;
+    const auto look = [path = place.path]() -> Result<dev_t> {
+      const Result<UniqueFd> folder = path->OpenFolder();
+      if (!folder.ok()) return folder.status();
+      return DeviceOf(folder.value().get(), path->folder_shown());
+    };
+    const std::optional<Result<dev_t>> other = place.keeper->Ask<Result<dev_t>>(look, kPathPatience);
+    // Evacuated: nothing of the session will be there. Or it does not answer: what is there is copied, if it can be.
+    if (!other || !other->ok() || device.value() != other->value()) continue;
     run.write_bytes_per_s = std::max(run.write_bytes_per_s, place.write_bytes_per_s);
     if (!place.persistent) continue;
     if (!way) {  // what it leaves behind the header is written over

@@ -37,6 +37,7 @@
 #include "daemon/checkpoint/restore_plan.h"
 #include "daemon/data_loop.h"
 #include "daemon/io/path.h"
+#include "daemon/io/path_keeper.h"
 #include "daemon/part_manifest.h"
 #include "daemon/types/checkpoint.h"
 #include "daemon/types/gc_report.h"
@@ -52,7 +53,8 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
     DataLoop* loop = nullptr;
     struct Place {
       Path* path = nullptr;
-      std::string directory;  // its
+      PathKeeper* keeper = nullptr;  // its: whatever looks at its file system asks it, as that may hang
+      std::string directory;         // its
       bool persistent = false;
       double write_bytes_per_s = 0;  // as declared or measured; 0: not known
     };
@@ -171,7 +173,8 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   void Step(const std::shared_ptr<Run>& run, std::function<void()> work);
   void ToMain(std::function<void()> work);
   void ToData(std::function<void()> work);
-  Result<UniqueFd> OpenJournal(const Path& path, bool make, std::string* shown) const;
+  static Result<UniqueFd> OpenJournal(const Path& path, bool make, std::string* shown);
+  static Status NoAnswer(const Path& path);
   Result<UniqueFd> OpenJournalFor(const JournalRecord& record, std::string* shown);
   static Result<Parts> FindParts(const SessionIdentity& identity, const Source& source,
                                  const std::vector<std::vector<TargetTensor>>& subgroups);

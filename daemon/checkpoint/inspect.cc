@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/name.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/part_files.h"
@@ -193,7 +194,7 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
                                      const WorkingHeaderReader& working, bool* all) {
   Result<UniqueFd> fd = OpenCheckpointDirectory(directory);
   if (!fd.ok()) return fd.status();
-  if (!IsTag(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  if (!IsName(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
   const std::string shown_tag = directory + "/" + tag;
   Result<UniqueFd> tag_fd = OpenFolder(fd->get(), tag, shown_tag);
   if (!tag_fd.ok()) return tag_fd.status();

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "daemon/base/name.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/json_text.h"
 #include "daemon/checkpoint/part_header.h"
@@ -59,7 +60,7 @@ Result<JournalRecord> FromText(const std::string& text, const std::string& who) 
   record.rank = static_cast<uint32_t>(reader.Whole("rank", kMaxWorldSize));
   const std::optional<AttemptId> attempt = ParseAttempt(reader.Text("attempt"));
   record.attempt = attempt.value_or(AttemptId());
-  if (!attempt || !IsTag(record.job) || !IsTag(record.tag) || record.directory.empty() || record.directory[0] != '/')
+  if (!attempt || !IsName(record.job) || !IsName(record.tag) || record.directory.empty() || record.directory[0] != '/')
     reader.Fail("has names that no daemon writes");
   for (const json& each : reader.Array("files")) {
     JsonReader member(each, who);

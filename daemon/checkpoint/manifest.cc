@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/name.h"
 #include "daemon/checkpoint/json_text.h"
 #include "daemon/checkpoint/shard_runs.h"
 
@@ -376,7 +377,7 @@ Result<std::string_view> HeadLine(std::string_view text, const std::string& who)
 
 Result<std::string> ManifestText(Manifest* manifest) {
   PartHead& head = manifest->head;
-  MLPO_CHECK(IsTag(head.job) && IsTag(head.tag) && head.rank < head.world_size && !head.attempt.zero());
+  MLPO_CHECK(IsName(head.job) && IsName(head.tag) && head.rank < head.world_size && !head.attempt.zero());
   json files = json::array(), subgroups = json::array();
   for (const PartFile& file : manifest->files) files.push_back(FileJson(file, head.attempt));
   for (const PartSubgroup& subgroup : manifest->subgroups)
@@ -416,7 +417,7 @@ Result<PartHead> ParseHead(std::string_view text, const std::string& who) {
   head.started_unix_ns = static_cast<int64_t>(reader.Whole("started_unix_ns", INT64_MAX));
   head.body_bytes = reader.Whole("body_bytes", kMaxManifestBytes);
   head.body_xxh3 = reader.Hex("body_xxh3");
-  if (!IsTag(head.job) || !IsTag(head.tag)) reader.Fail("has a job or tag that is no name");
+  if (!IsName(head.job) || !IsName(head.tag)) reader.Fail("has a job or tag that is no name");
   if (!attempt) reader.Fail("has no attempt of 32 hexadecimal digits");
   if (head.rank >= head.world_size) reader.Fail("has rank " + std::to_string(head.rank) + " of too few");
   if (!reader.status().ok()) return reader.status();

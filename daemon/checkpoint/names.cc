@@ -54,14 +54,6 @@ AttemptId NewAttempt(const std::array<uint8_t, 16>& random_bytes) {
   return attempt;
 }
 
-bool IsTag(std::string_view name) {
-  const auto plain = [](char c) {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
-  };
-  if (name.empty() || name.size() > 128 || !plain(name.front())) return false;
-  return std::all_of(name.begin(), name.end(), [&](char c) { return plain(c) || c == '.' || c == '-'; });
-}
-
 std::string PartFolderName(uint32_t rank) { return std::string(kPart) + std::to_string(rank); }
 
 std::optional<uint32_t> ParsePartFolderName(std::string_view name) {

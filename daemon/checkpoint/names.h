@@ -2,7 +2,7 @@
 //
 // All files of a part carry the attempt in their names, so that those of several attempts stand beside each other and
 // none is taken for another's. A name that comes from outside (a folder's listing, a manifest, a client) becomes part
-// of a path only after it has passed one of these. No state; any thread.
+// of a path only after it has passed one of these, or IsName (base/name.h). No state; any thread.
 #pragma once
 
 #include <array>
@@ -24,9 +24,6 @@ struct AttemptId {
 std::string AttemptText(const AttemptId& attempt);                  // 32 hexadecimal digits, lower case
 std::optional<AttemptId> ParseAttempt(std::string_view text);       // of exactly that form, and not all zero
 AttemptId NewAttempt(const std::array<uint8_t, 16>& random_bytes);  // never zero
-
-// Tags, and the job names in heads and headers: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}.
-bool IsTag(std::string_view name);
 
 std::string PartFolderName(uint32_t rank);
 std::optional<uint32_t> ParsePartFolderName(std::string_view name);

@@ -16,6 +16,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/log.h"
+#include "daemon/base/name.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/part_header.h"
 
@@ -65,8 +66,8 @@ void WarnOfNoLocks(const std::string& shown) {
 
 Result<std::unique_ptr<PartFiles>> PartFiles::Begin(Options options) {
   const PartHead& head = options.head;
-  if (!IsTag(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
-  MLPO_CHECK(IsTag(head.job) && head.rank < head.world_size && !head.attempt.zero() && options.journal_fd >= 0 &&
+  if (!IsName(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  MLPO_CHECK(IsName(head.job) && head.rank < head.world_size && !head.attempt.zero() && options.journal_fd >= 0 &&
              options.working);
   std::unique_ptr<PartFiles> part(new PartFiles(std::move(options)));
   // Ranks that begin, and one that takes empty folders back, may meet: then a folder is gone that was just opened.
@@ -94,8 +95,8 @@ Result<std::unique_ptr<PartFiles>> PartFiles::Begin(Options options) {
 
 Result<std::unique_ptr<PartFiles>> PartFiles::Adopt(Options options, UniqueFd data, UniqueFd manifest, uint32_t uid) {
   const PartHead& head = options.head;
-  if (!IsTag(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
-  MLPO_CHECK(IsTag(head.job) && head.rank < head.world_size && !head.attempt.zero());
+  if (!IsName(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  MLPO_CHECK(IsName(head.job) && head.rank < head.world_size && !head.attempt.zero());
   std::unique_ptr<PartFiles> part(new PartFiles(std::move(options)));
   part->shown_ = "the client's files of rank " + std::to_string(part->options_.head.rank);
   ino_t inodes[2] = {};

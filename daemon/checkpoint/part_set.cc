@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "daemon/base/name.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/part_header.h"
@@ -125,7 +126,7 @@ const FoundAttempt* CompleteAttempt(const FoundTag& found) {
 
 Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::string& shown) {
   const std::string shown_tag = shown + "/" + tag;
-  if (!IsTag(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  if (!IsName(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
   Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, tag, ".", shown_tag);
   if (!tag_fd.ok()) return tag_fd.status();
   const Result<std::vector<std::string>> names = ListFolder(tag_fd->get(), shown_tag);
@@ -154,7 +155,7 @@ Result<std::vector<FoundTag>> ScanDirectory(int directory_fd, const std::string&
   if (!names.ok()) return names.status();
   std::vector<FoundTag> all;
   for (const std::string& name : names.value()) {
-    if (!IsTag(name)) continue;
+    if (!IsName(name)) continue;
     Result<FoundTag> found = ScanTag(directory_fd, name, shown);
     const int error = found.status().os_errno();
     if (error == ENOENT || error == ENOTDIR || error == ELOOP) continue;  // a file, a link: whatever else is there

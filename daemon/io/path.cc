@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "daemon/base/log.h"
+#include "daemon/base/name.h"
 #include "daemon/io/block_device.h"
 #include "daemon/io/byte_text.h"
 #include "daemon/io/file_header.h"
@@ -238,7 +239,7 @@ Status Path::Impl::CleanUp(const std::string& path_name) const {
 }
 
 Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::string& name, const std::string& node) {
-  if (!IsFolderName(node))
+  if (!IsName(node))
     return Status::Invalid("the node name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}; set [daemon] node");
   std::unique_ptr<Path> path(new Path());
   path->impl_ = std::make_unique<Impl>();
@@ -371,7 +372,7 @@ uint64_t Path::ReservedBytes() const {
 }
 
 Result<FileId> Path::CreateFile(const FileOwner& owner) {
-  if (!IsFolderName(owner.job)) return Status::Invalid("a job name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  if (!IsName(owner.job)) return Status::Invalid("a job name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
   const std::string job = JobFolder(owner), rank = RankFolder(owner);
   Result<UniqueFd> job_fd = OpenOwnFolder(impl_->node_fd.get(), job, impl_->shown + "/" + job);
   if (!job_fd.ok()) return job_fd.status();

@@ -220,6 +220,7 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
   EndUseOfSave(*session);
   for (auto& [handle, subgroup] : session->subgroups) EndOwner(*subgroup);
   EndUseOfObjects(*session);
+  look_at_restores_ = true;  // others may go on
   MaybeGone(*session);
   Pump();
 }
@@ -268,9 +269,11 @@ void Scheduler::MaybeGone(Session& session) {
 void Scheduler::Tick(int64_t now_ns) {
   Enter(now_ns);
   StartProbes();
+  look_at_restores_ = true;  // some may hang by now
   Pump();
   FailHung();
   FailHungSaves();
+  TellOfHanging();
   if (options_.hang_timeout_ns != 0) GiveUpStalled(options_.hang_timeout_ns, now_ns);
   if (CanMove()) {
     stuck_since_ns_ = 0;

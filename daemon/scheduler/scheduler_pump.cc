@@ -14,11 +14,17 @@
 #include "proto/abi.h"
 
 namespace mlpo {
+namespace {
+
+constexpr int64_t kNotWaitedForNs = 10'000'000'000;  // that I/O of an ended session hangs, by who comes after it
+
+}  // namespace
 
 void Scheduler::Pump() {
   do {
     PumpTakes();
     PumpGradients();
+    PumpRestores();
     WantNext();
     PumpFlushes();
     PumpQuotas();
@@ -622,6 +628,22 @@ Failure Scheduler::HasHung(PathIndex path, int64_t hung_ns, const Block& block) 
   failure.first = block.first;
   failure.count = block.count;
   return failure;
+}
+
+// Of sessions that have ended. Their buffers and files stay theirs until what hangs comes back.
+void Scheduler::TellOfHanging() {
+  for (Session* const session : all_sessions_) {
+    if (!session->ending || session->hangs || IsStore(session->id)) continue;
+    uint64_t hanging = 0;
+    for (const auto& [id, in_flight] : transfers_) {
+      if (in_flight.block == nullptr || in_flight.block->owner->session != session) continue;
+      const Transfer& transfer = in_flight.transfer;
+      hanging += model_.HungNs(transfer.path, transfer.direction, now_ns_) >= kNotWaitedForNs;
+    }
+    if (hanging < session->in_flight) continue;
+    session->hangs = true;
+    actions_->SessionHangs(session->id);
+  }
 }
 
 // What waits for a path that has hung for too long. Blocks that the path has stay with it until it lets go of them.

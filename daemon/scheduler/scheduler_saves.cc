@@ -892,19 +892,59 @@ void Scheduler::BeginRestore(Op& op) {
   op.end_block = static_cast<uint32_t>(subgroup.blocks.size());
   op.left = op.end_block;
   op.session->restoring.push_back(&op);
-  FillNext(*op.session);
+  look_at_restores_ = true;
 }
 
-// A few at a time: while their checkpoint's files do not answer, their buffers are nobody else's.
-void Scheduler::FillNext(Session& session) {
-  if (session.ending) return;
-  const uint32_t most = std::clamp(free_.added() / 8, 1u, options_.restore_buffers);
-  uint32_t filling = 0;
-  for (const Op* op : session.restoring) filling += op->next_fill - (op->end_block - op->left);
-  for (Op* op : session.restoring) {
-    for (; filling < most && op->next_fill < op->end_block; ++filling) {
-      WantBlock(*op, op->owner->blocks[op->next_fill++]);
+// Wants the next blocks of RESTOREs, a few at a time: while their checkpoints' files do not answer, their buffers are
+// nobody else's. All that move have an eighth of the pool together; while others have something to fill, half of that
+// is one user's. What hangs keeps its buffers until it is given up, and counts against its user alone, who gets no more
+// than as many again; all users together get half of the pool: else they could take it, or keep others from restoring.
+void Scheduler::PumpRestores() {
+  if (!std::exchange(look_at_restores_, false)) return;
+  struct Use {
+    uint32_t move = 0, hang = 0;
+  };
+  std::map<SessionId, uint32_t> of_session;
+  std::map<uint32_t, Use> of_user;  // by uid
+  uint32_t all = 0, all_hang = 0;   // that move, or hang
+  const auto count = [&](SessionId session, uint32_t uid, uint32_t blocks, bool hang) {
+    of_session[session] += blocks;
+    (hang ? of_user[uid].hang : of_user[uid].move) += blocks;
+    (hang ? all_hang : all) += blocks;
+  };
+  for (const auto& [block, filling] : filling_) {
+    count(filling.session, filling.uid, 1, now_ns_ - filling.since_ns >= kStalledNs);
+  }
+  const auto has_more = [](const Op* op) { return op->next_fill < op->end_block; };
+  std::vector<Session*> waiting;
+  for (Session* const session : all_sessions_) {
+    if (session->ending || session->restoring.empty()) continue;
+    for (const Op* op : session->restoring) {  // what is wanted, and not being filled yet
+      count(session->id, session->job->uid, op->next_fill - (op->end_block - op->left) - op->filling, false);
     }
+    if (std::any_of(session->restoring.begin(), session->restoring.end(), has_more)) waiting.push_back(session);
+  }
+  const uint32_t most = std::max(1u, free_.added() / 8), half = std::max(1u, most / 2);
+  const uint32_t most_of_pool = std::max(1u, free_.added() / 2);
+  const auto may_fill = [&](const Session& session) {
+    const uint32_t uid = session.job->uid;
+    const Use& user = of_user[uid];
+    const bool others =
+        std::any_of(waiting.begin(), waiting.end(), [uid](const Session* other) { return other->job->uid != uid; });
+    return of_session[session.id] < options_.restore_buffers && all < most && user.move + user.hang < 2 * most &&
+           all + all_hang < most_of_pool && (!others || user.move < half);
+  };
+  for (;;) {
+    Session* next = nullptr;  // in turn: who has waited for the longest
+    for (Session* const session : waiting) {
+      if ((next == nullptr || session->restore_turn < next->restore_turn) && may_fill(*session)) next = session;
+    }
+    if (next == nullptr) return;
+    next->restore_turn = ++restore_turn_;
+    count(next->id, next->job->uid, 1, false);
+    Op& op = **std::find_if(next->restoring.begin(), next->restoring.end(), has_more);
+    WantBlock(op, op.owner->blocks[op.next_fill++]);
+    if (std::none_of(next->restoring.begin(), next->restoring.end(), has_more)) std::erase(waiting, next);
   }
 }
 
@@ -913,6 +953,9 @@ void Scheduler::BlockRestored(Block& block, uint8_t parts, Failure failure, int6
   Op& op = *block.want;
   Session& session = *op.session;
   --working_;
+  --op.filling;
+  filling_.erase(&block);
+  look_at_restores_ = true;
   steps_.WorkEnds(session.steps, false);
   LetGo(block);
   --session.in_flight;
@@ -942,7 +985,6 @@ void Scheduler::BlockRestored(Block& block, uint8_t parts, Failure failure, int6
     FailOp(op, std::move(failure));
   }
   BlockDone(op);
-  FillNext(session);
   MaybeGone(session);
   Pump();
 }
@@ -950,7 +992,6 @@ void Scheduler::BlockRestored(Block& block, uint8_t parts, Failure failure, int6
 void Scheduler::EndRestore(Op& op, Completion* completion) {
   Subgroup& subgroup = *op.subgroup();
   std::erase(op.session->restoring, &op);
-  FillNext(*op.session);
   completion->value = subgroup.epoch;
   if (op.failure.status == 0) op.failure = actions_->RestoreSteps(op, subgroup.spec.tensors);
   if (op.failure.status != 0) {

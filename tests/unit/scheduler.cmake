@@ -11,6 +11,8 @@ mlpo_test(scheduler_health_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOUR
 mlpo_test(scheduler_leave_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_leave_test.cc)
 mlpo_test(scheduler_quota_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_quota_test.cc)
 mlpo_test(scheduler_objects_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_objects_test.cc)
+mlpo_test(scheduler_hung_restores_test LIBS mlpo_fake_tier
+  SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_hung_restores_test.cc)
 mlpo_test(scheduler_tier_test LIBS mlpo_fake_tier SOURCES
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_tier_test.cc
   ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_hang_test.cc
