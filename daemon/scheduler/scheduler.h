@@ -434,9 +434,12 @@ class Scheduler {
   bool Saving() const;
   bool IsStalled(const StateSave& save, int64_t stalled_ns) const;
   uint32_t CopiesUnderWay() const;
+  uint32_t CopiesThatHang(uint32_t uid) const;
+  uint32_t MostCopies() const { return std::clamp(free_.added() / 8, 1u, options_.copy_buffers); }
   const Block* WaitsForTake(const Session& session) const;
   void FailHungSaves();
   void FailHungTake(StateSave& save);
+  void FailStarvedCopies(StateSave& save);
   std::shared_ptr<CopyPace> PaceOf(const CopyPace::Options& options);
   uint32_t CopiesAtPace(const CopyPace* pace) const;
   double BoundSeconds(const StateSave& save) const;
@@ -557,7 +560,9 @@ class Scheduler {
   void ForgetRead(Block& block);
   void ReadsFail(PathIndex path, int error);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
+  bool PathsMove() const;
   bool CanMove() const;
+  std::string WhyNotWritten() const;
   void FailStuck();
   void FailHung();
   Failure HasHung(PathIndex path, int64_t hung_ns, const Block& block) const;

@@ -567,20 +567,26 @@ uint32_t Scheduler::CopiesUnderWay() const {
   return copies;
 }
 
+// Buffers that a user's copies have, of saves that hang.
+uint32_t Scheduler::CopiesThatHang(uint32_t uid) const {
+  uint32_t hang = 0;
+  for (const auto& [number, save] : saves_) {
+    if (save->uid == uid && IsStalled(*save, kStalledNs)) hang += save->in_flight;
+  }
+  return hang;
+}
+
 // Whether it may have one buffer more. All that move have `most` of them together; while others have something to copy,
 // half of these is one save's, and one user's. What hangs keeps its buffers until the kernel lets go of them: a user
 // gets no more than as many again, or one could take the pool, save by save.
 bool Scheduler::MayCopy(const StateSave& save) const {
   if (IsStalled(save, kStalledNs)) return false;
-  const uint32_t most = std::clamp(free_.added() / 8, 1u, options_.copy_buffers), half = std::max(1u, most / 2);
-  uint32_t all = 0, of_user = 0, hang = 0;
+  const uint32_t most = MostCopies(), half = std::max(1u, most / 2);
+  uint32_t all = 0, of_user = 0;
   bool others = false, other_users = false;
   for (const auto& [number, other] : saves_) {
     const bool same_user = other->uid == save.uid;
-    if (IsStalled(*other, kStalledNs)) {
-      hang += same_user ? other->in_flight : 0;
-      continue;
-    }
+    if (IsStalled(*other, kStalledNs)) continue;
     all += other->in_flight;
     of_user += same_user ? other->in_flight : 0;
     if (other.get() == &save || other->phase != StateSave::Phase::kCopying) continue;
@@ -589,7 +595,7 @@ bool Scheduler::MayCopy(const StateSave& save) const {
     others |= wants;
     other_users |= wants && !same_user;
   }
-  if (all >= most || hang + of_user >= 2 * most) return false;
+  if (all >= most || CopiesThatHang(save.uid) + of_user >= 2 * most) return false;
   return (!others || save.in_flight < half) && (!other_users || of_user < half);
 }
 
@@ -627,6 +633,8 @@ void Scheduler::FailHungSaves() {
       FailHungTake(*save);
       continue;
     }
+    if (save->phase == StateSave::Phase::kCopying) FailStarvedCopies(*save);
+    if (save->failure.status != 0) continue;
     for (PathIndex path = 0; path < paths_.size(); ++path) {
       const bool leaves = save->phase == StateSave::Phase::kLeaving && save->old_files[path] != kNone &&
                           now_ns_ - save->moved_ns >= options_.hang_timeout_ns && IsLost(path, Direction::kWrite);
@@ -665,6 +673,32 @@ void Scheduler::FailHungTake(StateSave& save) {
   failure.block = block->index;
   failure.first = block->first;
   failure.count = block->count;
+  Break(save, std::move(failure));
+}
+
+// Copies that have waited for too long for a buffer, and nothing that is under way gives them one: all are dirty and no
+// path takes what is written, or their user's share is with copies that hang. Workers do not count: while they go on in
+// what is dirty, it stays so.
+void Scheduler::FailStarvedCopies(StateSave& save) {
+  const bool waits = save.in_flight == 0 && std::any_of(save.waiting.begin(), save.waiting.end(),
+                                                        [](const auto& pins) { return !pins.empty(); });
+  const uint32_t hang = CopiesThatHang(save.uid);
+  const bool has_share = hang >= 2 * MostCopies();
+  const bool none_comes = !BufferIsFree() && clean_ahead_.empty() && CopiesUnderWay() == 0 && !PathsMove();
+  if (!waits || !(has_share || none_comes)) {
+    save.starved_ns = 0;
+    return;
+  }
+  if (save.starved_ns == 0) save.starved_ns = now_ns_;
+  if (now_ns_ - save.starved_ns < options_.no_path_timeout_ns) return;
+  if (has_share) {
+    return Break(save, Fail(-ETIMEDOUT, "copies to directories that do not answer have " + std::to_string(hang) +
+                                            " buffers of the pool, as many as all of a user's may, and this "
+                                            "checkpoint waits for one: end what serves these directories"));
+  }
+  Failure failure = Fail(MLPO_E_IO, "copying waits for a buffer of the pool, and all of these have what no path takes: " +
+                                        WhyNotWritten() + "; when one takes it again, save again");
+  failure.os_errno = paths_.front().health.error();
   Break(save, std::move(failure));
 }
 
