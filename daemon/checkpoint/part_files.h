@@ -98,6 +98,9 @@ class PartFiles {
   // Both are named in *kept.
   static Result<Removed> RemovePart(int part_fd, const Removal& removal, const std::string& shown,
                                     std::vector<std::string>* kept);
+  // Removes files that clients have made in a part's folder and not given a name (IsAsideName), if whoever made them is
+  // dead for sure: says how many. The others are named in *kept.
+  static Result<uint32_t> RemoveAsides(int part_fd, const std::string& shown, std::vector<std::string>* kept);
 
  private:
   explicit PartFiles(Options options) : options_(std::move(options)) {}
