@@ -36,6 +36,8 @@ class PartFiles {
     int journal_fd = -1;  // of the journal's folder; borrowed for the object's life
     std::string journal_shown;
     WorkingHeaderReader working;  // of files that parts have had handed over
+    // Of Adopt: by what its files count as their user's. Let go of when they are closed, and not before.
+    std::shared_ptr<const void> counted;
   };
 
   // Makes the folders, and the first data file with its header. EEXIST if another attempt has the tag complete, and it
@@ -121,7 +123,7 @@ class PartFiles {
                               std::vector<std::string>* kept) const;
   Status RemoveEarlier(const FoundTag& found, const FoundAttempt& own, std::vector<std::string>* kept) const;
 
-  Options options_;
+  Options options_;  // first, and so the last that goes
   UniqueFd directory_;
   UniqueFd tag_;
   UniqueFd part_;
