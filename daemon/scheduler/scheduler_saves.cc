@@ -567,18 +567,19 @@ uint32_t Scheduler::CopiesUnderWay() const {
   return copies;
 }
 
-// Buffers that a user's copies have, of saves that hang.
-uint32_t Scheduler::CopiesThatHang(uint32_t uid) const {
-  uint32_t hang = 0;
+Scheduler::HungCopies Scheduler::CopiesThatHang(uint32_t uid) const {
+  HungCopies hang;
   for (const auto& [number, save] : saves_) {
-    if (save->uid == uid && IsStalled(*save, kStalledNs)) hang += save->in_flight;
+    if (!IsStalled(*save, kStalledNs)) continue;
+    hang.all += save->in_flight;
+    hang.of_user += save->uid == uid ? save->in_flight : 0;
   }
   return hang;
 }
 
 // Whether it may have one buffer more. All that move have `most` of them together; while others have something to copy,
 // half of these is one save's, and one user's. What hangs keeps its buffers until the kernel lets go of them: a user
-// gets no more than as many again, or one could take the pool, save by save.
+// gets no more than as many again, and all users together half of the pool, or they could take it, save by save.
 bool Scheduler::MayCopy(const StateSave& save) const {
   if (IsStalled(save, kStalledNs)) return false;
   const uint32_t most = MostCopies(), half = std::max(1u, most / 2);
@@ -595,7 +596,8 @@ bool Scheduler::MayCopy(const StateSave& save) const {
     others |= wants;
     other_users |= wants && !same_user;
   }
-  if (all >= most || CopiesThatHang(save.uid) + of_user >= 2 * most) return false;
+  const HungCopies hang = CopiesThatHang(save.uid);
+  if (all >= most || hang.of_user + of_user >= 2 * most || hang.all + all >= MostHung()) return false;
   return (!others || save.in_flight < half) && (!other_users || of_user < half);
 }
 
@@ -677,24 +679,25 @@ void Scheduler::FailHungTake(StateSave& save) {
 }
 
 // Copies that have waited for too long for a buffer, and nothing that is under way gives them one: all are dirty and no
-// path takes what is written, or their user's share is with copies that hang. Workers do not count: while they go on in
-// what is dirty, it stays so.
+// path takes what is written, or copies that hang have as many as may be. Workers do not count: while they go on in what
+// is dirty, it stays so.
 void Scheduler::FailStarvedCopies(StateSave& save) {
   const bool waits = save.in_flight == 0 && std::any_of(save.waiting.begin(), save.waiting.end(),
                                                         [](const auto& pins) { return !pins.empty(); });
-  const uint32_t hang = CopiesThatHang(save.uid);
-  const bool has_share = hang >= 2 * MostCopies();
+  const HungCopies hang = CopiesThatHang(save.uid);
+  const bool too_many = HangTooMany(hang);
   const bool none_comes = !BufferIsFree() && clean_ahead_.empty() && CopiesUnderWay() == 0 && !PathsMove();
-  if (!waits || !(has_share || none_comes)) {
+  if (!waits || !(too_many || none_comes)) {
     save.starved_ns = 0;
     return;
   }
   if (save.starved_ns == 0) save.starved_ns = now_ns_;
   if (now_ns_ - save.starved_ns < options_.no_path_timeout_ns) return;
-  if (has_share) {
-    return Break(save, Fail(-ETIMEDOUT, "copies to directories that do not answer have " + std::to_string(hang) +
-                                            " buffers of the pool, as many as all of a user's may, and this "
-                                            "checkpoint waits for one: end what serves these directories"));
+  if (too_many) {
+    return Break(save, Fail(-ETIMEDOUT, "copies to directories that do not answer have " + std::to_string(hang.all) +
+                                            " buffers of the pool, of this user " + std::to_string(hang.of_user) +
+                                            "; more may not be lost to such, and this checkpoint waits for one: end "
+                                            "what serves these directories"));
   }
   Failure failure = Fail(MLPO_E_IO, "copying waits for a buffer of the pool, and all of these have what no path takes: " +
                                         WhyNotWritten() + "; when one takes it again, save again");

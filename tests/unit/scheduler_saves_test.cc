@@ -812,6 +812,35 @@ TEST_CASE("Saves.WhatHangsOfOneUserTakesAFewBuffersAndNoMore") {
   CHECK(tier.violation() == "");
 }
 
+// Nor do several users together, however small it is.
+TEST_CASE("Saves.WhatHangsOfSeveralUsersLeavesHalfOfThePool") {
+  for (const uint32_t buffers : {3u, 8u}) {
+    CAPTURE(buffers);
+    FakeTier tier(MakeOptions(buffers, 2), std::vector<FakeTier::PathSpeed>(2));
+    constexpr SessionId kHung = 8;
+    for (SessionId session = 1; session <= kHung + 1; ++session) {
+      tier.AddSession(session, "job" + std::to_string(session), static_cast<uint32_t>(1000 + session));
+      tier.AddSubgroup(session, 1, {10 * kBlock});
+      tier.WriteState(session, 1, MLPO_PART_STATE);
+      TrainStep(tier, session, 1, 1);
+    }
+    tier.part_write_ns = 36'000 * kS;
+    for (SessionId session = 1; session <= kHung; ++session) {
+      REQUIRE(tier.BeginSave(session, 1, Pace()) == session);
+      tier.RunUntilAnswered(tier.Take(session, 1));
+      for (int i = 0; i < 70; ++i) tier.Wait(kS);
+    }
+    CHECK(tier.part_writes == std::max(1u, buffers / 2));
+    CHECK_FALSE(tier.save(1).copied);
+    CHECK(tier.save(kHung).copied);
+    CHECK(tier.save(kHung).failure.status == -ETIMEDOUT);
+    const int64_t begin_ns = tier.now_ns();
+    for (uint32_t epoch = 2; epoch <= 4; ++epoch) TrainStep(tier, kHung + 1, 1, epoch);
+    CHECK(tier.now_ns() - begin_ns < kS);
+    CHECK(tier.violation() == "");
+  }
+}
+
 TEST_CASE("Saves.WhatIsGivenUpKeepsOnlyWhatIsInFlight") {
   FakeTier tier(MakeOptions(40, 2), std::vector<FakeTier::PathSpeed>(2));
   tier.AddSubgroup(1, 1, {20 * kBlock});
