@@ -137,21 +137,21 @@ class Writer : public spdlog::sinks::base_sink<std::mutex> {
 // The default logger: what happens in the thread that logs.
 class Front : public spdlog::logger {
  public:
-  explicit Front(Log* log) : logger(kName), log_(log) {}
+  explicit Front(Log* log) : logger(kName), shared_(log) {}
 
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     try {
-      if (log_->is_in_line.load(std::memory_order_relaxed)) return log_->in_line->log(message);
-      log_->queue->log(message.time, message.source, message.level, message.payload);
-      log_->queued.fetch_add(1, std::memory_order_relaxed);
+      if (shared_->is_in_line.load(std::memory_order_relaxed)) return shared_->in_line->log(message);
+      shared_->queue->log(message.time, message.source, message.level, message.payload);
+      shared_->queued.fetch_add(1, std::memory_order_relaxed);
     } catch (const std::exception&) {  // no memory: then the line is what can be spared
-      log_->failed.fetch_add(1, std::memory_order_relaxed);
+      shared_->failed.fetch_add(1, std::memory_order_relaxed);
     }
   }
 
  private:
-  Log* const log_;
+  Log* const shared_;
 };
 
 std::unique_ptr<spdlog::formatter> MakeFormatter() {
