@@ -71,6 +71,7 @@ struct Log {
   std::shared_ptr<spdlog::details::thread_pool> thread;  // spdlog's: the queue, and who takes lines out of it
   std::shared_ptr<spdlog::async_logger> queue;           // what puts them in
   std::shared_ptr<spdlog::sinks::sink> in_line;          // instead of both
+  std::shared_ptr<spdlog::logger> front;                 // before them: spdlog's own reference ends before we do
   std::atomic<bool> is_in_line{false};
   std::atomic<uint64_t> queued{0};
   std::atomic<uint64_t> done{0};     // by the thread
@@ -226,9 +227,9 @@ void StartLogging(const std::string& level) {
     log->is_in_line.store(true, std::memory_order_relaxed);
   }
   the_log.store(log, std::memory_order_release);
-  auto front = std::make_shared<Front>(log);
-  front->set_level(spdlog::level::from_str(level));
-  spdlog::set_default_logger(std::move(front));
+  log->front = std::make_shared<Front>(log);
+  log->front->set_level(spdlog::level::from_str(level));
+  spdlog::set_default_logger(log->front);
   HandleEndings();
   (void)std::atexit(FinishLogging);  // both fail for want of memory alone: then the last lines may be missing
   (void)::pthread_atfork(nullptr, nullptr, OnFork);

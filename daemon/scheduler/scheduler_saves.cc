@@ -699,8 +699,9 @@ void Scheduler::FailStarvedCopies(StateSave& save) {
                                             "; more may not be lost to such, and this checkpoint waits for one: end "
                                             "what serves these directories"));
   }
-  Failure failure = Fail(MLPO_E_IO, "copying waits for a buffer of the pool, and all of these have what no path takes: " +
-                                        WhyNotWritten() + "; when one takes it again, save again");
+  Failure failure = Fail(MLPO_E_IO, "copying waits for a buffer of the pool, and none becomes free as long as no path "
+                                    "takes what they have: " +
+                                        WhyNotWritten() + "; when one does, save again");
   failure.os_errno = paths_.front().health.error();
   Break(save, std::move(failure));
 }
