@@ -252,11 +252,11 @@ TEST_CASE("Saves.CopiesEndWhileTrainingPausesWithAllBuffersDirty") {
   }
 }
 
-// As before, and then the path takes nothing any more: no buffer will come.
+// As before, and then no path takes anything any more: no buffer will come.
 TEST_CASE("Saves.CopiesForWhichNoBufferComesFailInTime") {
-  Scheduler::Options options = MakeOptions(8, 1);
+  Scheduler::Options options = MakeOptions(8, 2);
   options.order = Order::kAlternating;
-  FakeTier tier(options, {{1e6, 1e6}});
+  FakeTier tier(options, {{1e6, 1e6}, {1e6, 1e6}});
   tier.AddSubgroup(1, 1, {20 * kBlock});
   tier.WriteState(1, 1, MLPO_PART_STATE);
   for (uint32_t epoch = 1; epoch <= 3; ++epoch) TrainStep(tier, 1, 1, epoch);
@@ -267,7 +267,8 @@ TEST_CASE("Saves.CopiesForWhichNoBufferComesFailInTime") {
   const uint64_t saved = tier.Saved(1, 1);
   TrainStep(tier, 1, 1, 4);
   tier.Wait(kS);
-  tier.SetFault(0, [](const Transfer& t) { return t.direction == Direction::kWrite ? EROFS : 0; });
+  for (PathIndex path = 0; path < 2; ++path)
+    tier.SetFault(path, [](const Transfer& t) { return t.direction == Direction::kWrite ? EROFS : 0; });
   tier.Wait(6 * kS);  // copying has begun
   PoolSnapshot pool;
   tier.scheduler().Fill(&pool);
@@ -285,7 +286,7 @@ TEST_CASE("Saves.CopiesForWhichNoBufferComesFailInTime") {
   CHECK(tier.scheduler().idle());
   CHECK(CheckpointBytes(tier) == 0);
   // Training has lost nothing, and the next one is saved.
-  tier.SetFault(0, nullptr);
+  for (PathIndex path = 0; path < 2; ++path) tier.SetFault(path, nullptr);
   tier.place_ns = 1000;
   tier.Wait(10 * kS);
   TrainStep(tier, 1, 1, 5);
