@@ -125,7 +125,10 @@ struct CheckpointRuns::Run {
   // Wherever the last one lets go of it: closing and removing files is its thread's.
   ~Run() {
     if (!files) return;
-    thread->Post([kept = journal, rest = std::shared_ptr<PartFiles>(std::move(files))]() mutable { rest.reset(); });
+    // Its ticket counts until then.
+    thread->Post([kept = journal, ticket = ticket, rest = std::shared_ptr<PartFiles>(std::move(files))]() mutable {
+      rest.reset();
+    });
   }
 };
 
@@ -390,6 +393,7 @@ Result<std::unique_ptr<PartFiles>> CheckpointRuns::MakeFiles(Run& run) {
   options.overwrite = run.save.overwrite;
   options.working = ReadWorkingHeader;
   if (run.save.files) {
+    options.counted = run.save.files;
     std::vector<UniqueFd> files = std::move(*run.save.files);
     return PartFiles::Adopt(std::move(options), std::move(files[0]), std::move(files[1]), run.identity.uid);
   }
@@ -579,7 +583,9 @@ Result<CheckpointRuns::Placed> CheckpointRuns::Place(Run& run, TakenState& state
   DataLoop* const loop = options_.loop;
   Result<std::unique_ptr<PartWriter>> writer = PartWriter::Start(
       run.files->data_fd(), /*direct=*/true, options_.writers, run.files->shown(),
-      [loop](const PartWriter::Written& written) { loop->Post([loop, written] { loop->PartWritten(written); }); });
+      [loop, counted = run.save.files](const PartWriter::Written& written) {
+        loop->Post([loop, written] { loop->PartWritten(written); });
+      });
   if (!writer.ok()) return writer.status();
   placed.writer = std::move(*writer);
   return placed;
@@ -670,8 +676,9 @@ void CheckpointRuns::Copied(const std::shared_ptr<Run>& run, const Failure& fail
   if (!run->left) DropNext(run);
   DataLoop* const loop = options_.loop;
   ToData([this, loop, run, status, complete] {
-    // Its threads have nothing left to do, but their end is not waited for here.
-    run->thread->Post([writer = loop->ReleaseWriter(run->number)]() mutable { writer.reset(); });
+    // Its threads have nothing left to do, but their end is not waited for here. Its file may hang when it is closed:
+    // until then the run's ticket counts.
+    run->thread->Post([run, writer = loop->ReleaseWriter(run->number)]() mutable { writer.reset(); });
     // Before the client hears of it, and begins the next; which comes here behind this.
     run->saving.reset();
     loop->SaveEnded(run->number, status, complete);

@@ -16,6 +16,7 @@
 
 #include "daemon/adam/kernel.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/base/thread.h"
 #include "daemon/scheduler/path_model.h"
 
@@ -463,6 +464,7 @@ void Daemon::EndInTime() {
       never.wait_for(lock, ended, std::chrono::seconds(seconds), [] { return false; });
       if (ended.stop_requested()) return;
       spdlog::critical("event=stop_hangs seconds={}", seconds);
+      FinishLogging();
       ::_exit(EX_TEMPFAIL);  // scratch files stay for the next start to remove
     });
   } catch (const std::system_error& error) {
@@ -535,6 +537,7 @@ void Daemon::StopFast() {
   drain_deadline_.async_wait([](boost::system::error_code error) {
     if (error) return;
     spdlog::critical("event=stop_hangs seconds={}", kFastStopSeconds);
+    FinishLogging();
     ::_exit(EX_TEMPFAIL);  // scratch files stay for the next start to remove
   });
 }

@@ -147,7 +147,13 @@ Result<std::string> ListCheckpoints(const std::string& directory, const WorkingH
                       {"state", "incomplete"},
                       {"problems", json::array({std::to_string(files) + " data files without a manifest"})}});
     }
-    if (!tag.strange.empty() && tag.attempts.empty() && tag.unfinished.empty())
+    if (tag.asides > 0)
+      list.push_back({{"tag", tag.tag},
+                      {"parts", 0},
+                      {"state", "incomplete"},
+                      {"problems", json::array({std::to_string(tag.asides) +
+                                                " files that have no name yet: of a save that goes on or was cut"})}});
+    if (!tag.strange.empty() && tag.attempts.empty() && tag.unfinished.empty() && tag.asides == 0)
       list.push_back({{"tag", tag.tag}, {"parts", 0}, {"state", "damaged"}, {"problems", tag.strange}});
   }
   return Dump({{"directory", directory}, {"checkpoints", std::move(list)}});
@@ -220,7 +226,7 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
     for (const std::string& file : *files) {
       const std::optional<PartFileName> parsed = ParsePartFileName(file);
       if (parsed) attempts.insert(parsed->attempt);
-      if (!parsed) kept.push_back(shown + "/" + file + " is no file of a part");
+      if (!parsed && !IsAsideName(file)) kept.push_back(shown + "/" + file + " is no file of a part");
     }
     for (const AttemptId& attempt : attempts) {
       const Result<PartFiles::Removed> gone =
@@ -228,6 +234,9 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
       if (gone.ok()) removed += gone.value().files;
       if (!gone.ok()) kept.push_back(gone.status().message());
     }
+    const Result<uint32_t> asides = PartFiles::RemoveAsides(part->get(), shown, &kept);
+    if (asides.ok()) removed += asides.value();
+    if (!asides.ok()) kept.push_back(asides.status().message());
     const Result<bool> emptied = RemoveEmptyFolder(tag_fd->get(), name, shown);
     if (!emptied.ok()) kept.push_back(emptied.status().message());
   }

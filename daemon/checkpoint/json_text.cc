@@ -1,6 +1,6 @@
 #include "daemon/checkpoint/json_text.h"
 
-#include "daemon/checkpoint/names.h"
+#include "daemon/base/name.h"
 
 namespace mlpo {
 namespace {
@@ -135,7 +135,7 @@ WorkingOrigin TakeOrigin(JsonReader& reader) {
   origin.job = reader.Text("job");
   origin.rank = static_cast<uint32_t>(reader.Whole("rank", UINT32_MAX));
   origin.generation = reader.Whole("generation", UINT64_MAX);
-  if (!IsTag(origin.node) || !IsTag(origin.job)) reader.Fail("comes from a node or job without a name");
+  if (!IsName(origin.node) || !IsName(origin.job)) reader.Fail("comes from a node or job without a name");
   return origin;
 }
 

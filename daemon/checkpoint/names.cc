@@ -69,6 +69,13 @@ std::string ManifestName(const AttemptId& attempt) { return std::string(kManifes
 
 std::string NewManifestName(const AttemptId& attempt) { return ManifestName(attempt) + std::string(kNew); }
 
+bool IsAsideName(std::string_view name) {
+  if (!TakePrefix(&name, ".") || (!TakePrefix(&name, kData) && !TakePrefix(&name, kManifest))) return false;
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  return name.size() == kAttemptDigits + kNew.size() && name.ends_with(kNew) &&
+         std::all_of(name.begin(), name.begin() + kAttemptDigits, is_digit);
+}
+
 std::optional<PartFileName> ParsePartFileName(std::string_view name) {
   PartFileName found;
   const bool data = TakePrefix(&name, kData);

@@ -40,4 +40,8 @@ struct PartFileName {
 };
 std::optional<PartFileName> ParsePartFileName(std::string_view name);
 
+// ".data-<32 digits>.new", ".manifest-<32 digits>.new": of a file that a client has made and not given its name yet,
+// where the file system has no nameless ones. The digits are no attempt.
+bool IsAsideName(std::string_view name);
+
 }  // namespace mlpo

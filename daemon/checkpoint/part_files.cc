@@ -216,6 +216,10 @@ Status PartFiles::MakeWay() {
                                  ": each save needs one of its own");
     for (const std::string& reason : kept) spdlog::warn("event=checkpoint_file_kept reason=\"{}\"", reason);
   }
+  std::vector<std::string> kept;
+  const Result<uint32_t> asides = RemoveAsides(part_.get(), shown_, &kept);
+  if (!asides.ok()) return asides.status();
+  for (const std::string& reason : kept) spdlog::warn("event=checkpoint_file_kept reason=\"{}\"", reason);
   return Status();
 }
 
@@ -598,6 +602,47 @@ Result<PartFiles::Removed> PartFiles::RemovePart(int part_fd, const Removal& rem
   return removed;
 }
 
+Result<uint32_t> PartFiles::RemoveAsides(int part_fd, const std::string& shown, std::vector<std::string>* kept) {
+  const Result<std::vector<std::string>> names = ListFolder(part_fd, shown);
+  if (!names.ok()) return names.status();
+  uint32_t removed = 0;
+  for (const std::string& name : names.value()) {
+    if (!IsAsideName(name)) continue;
+    const std::string file = shown + "/" + name;
+    struct stat st;
+    if (::fstatat(part_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;
+      return Status::Errno(errno, "looking at " + file);
+    }
+    if (!S_ISREG(st.st_mode) || st.st_uid != ::geteuid()) {
+      kept->push_back(file + " is not a file of uid " + std::to_string(::geteuid()));
+      continue;
+    }
+    const Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDWR, file);
+    if (fd.status().os_errno() == ENOENT) continue;
+    if (!fd.ok()) {
+      kept->push_back(fd.status().message());
+      continue;
+    }
+    const Result<FileLock> lock = LockFile(fd.value().get(), /*shared=*/false, file);
+    if (!lock.ok()) return lock.status();
+    const Result<bool> named = IsNamed(part_fd, name, fd.value().get(), file);
+    if (!named.ok()) return named.status();
+    if (!named.value()) continue;  // it has got its name, or has gone
+    if (lock.value() != FileLock::kTaken) {
+      kept->push_back(file + (lock.value() == FileLock::kHeld
+                                  ? " is being saved by somebody else"
+                                  : " may be being saved: its file system has no locks (flock) that would tell; if "
+                                    "nobody saves there, remove it by hand"));
+      continue;
+    }
+    const Result<bool> gone = RemoveFile(part_fd, name, file);
+    if (!gone.ok()) return gone.status();
+    removed += gone.value();
+  }
+  return removed;
+}
+
 Result<PartFiles::Removed> PartFiles::RemoveOther(int part_fd, Removal removal, const std::string& shown,
                                                   std::vector<std::string>* kept) const {
   JournalRecord record = record_;
@@ -728,6 +773,8 @@ Status PartFiles::RemoveEarlier(const FoundTag& found, const FoundAttempt& own, 
       const Result<Removed> removed = RemoveOther(part->get(), {*rank, other, nullptr, may_go, nullptr}, shown, kept);
       if (!removed.ok()) kept->push_back(removed.status().message());
     }
+    const Result<uint32_t> asides = RemoveAsides(part->get(), shown, kept);
+    if (!asides.ok()) kept->push_back(asides.status().message());
     const Result<bool> emptied = RemoveEmptyFolder(tag_.get(), name, shown);
     if (!emptied.ok()) kept->push_back(emptied.status().message());
   }

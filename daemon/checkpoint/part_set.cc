@@ -52,7 +52,9 @@ Status ScanPart(int part_fd, uint32_t rank, const std::string& shown, std::vecto
   for (const std::string& name : names.value()) {
     const std::string file = shown + "/" + name;
     const std::optional<PartFileName> parsed = ParsePartFileName(name);
-    if (!parsed) {
+    if (!parsed && IsAsideName(name)) {
+      ++found->asides;
+    } else if (!parsed) {
       found->strange.push_back(file + " is no file of a part");
     } else if (parsed->kind == PartFileName::Kind::kData) {
       ++data[parsed->attempt];
@@ -164,7 +166,7 @@ Result<std::vector<FoundTag>> ScanDirectory(int directory_fd, const std::string&
       unreadable.tag = name;
       unreadable.strange.push_back(found.status().message());
       all.push_back(std::move(unreadable));
-    } else if (!found->attempts.empty() || !found->unfinished.empty()) {
+    } else if (!found->attempts.empty() || !found->unfinished.empty() || found->asides > 0) {
       all.push_back(std::move(*found));
     }
   }

@@ -54,6 +54,7 @@ uint64_t PromisedBytes(const StateFile& file) {
 }  // namespace
 
 struct Path::Impl {
+  // Set by Open, and not changed afterwards: threads other than the keeper read both.
   std::string shown;  // <directory>/mlpo/<uid>/<node>
   std::string node;
   UniqueFd node_fd;
@@ -205,14 +206,12 @@ Status Path::Impl::Unlink(const StateFile& file) const {
 Status Path::Impl::OpenFolders(const std::string& directory) {
   Result<UniqueFd> directory_fd = OpenPathDirectory(directory);
   if (!directory_fd.ok()) return directory_fd.status();
-  shown = directory + "/" + kTopFolder;
-  Result<UniqueFd> top = OpenTopFolder(directory_fd->get(), shown);
+  const std::string top_shown = directory + "/" + kTopFolder;
+  Result<UniqueFd> top = OpenTopFolder(directory_fd->get(), top_shown);
   if (!top.ok()) return top.status();
   const std::string uid = std::to_string(::geteuid());
-  shown += "/" + uid;
-  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, shown);
+  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, top_shown + "/" + uid);
   if (!own.ok()) return own.status();
-  shown += "/" + node;
   Result<UniqueFd> last = OpenOwnFolder(own->get(), node, shown);
   if (!last.ok()) return last.status();
   Result<UniqueFd> locked = LockNodeFolder(last->get(), node, shown);
@@ -248,6 +247,7 @@ Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::st
   path->config_ = config;
   Impl& impl = *path->impl_;
   impl.node = node;
+  impl.shown = path->folder_shown();
   const Status opened = impl.OpenFolders(config.directory);
   if (!opened.ok()) return opened;
 

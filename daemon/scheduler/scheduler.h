@@ -442,9 +442,19 @@ class Scheduler {
   bool Saving() const;
   bool IsStalled(const StateSave& save, int64_t stalled_ns) const;
   uint32_t CopiesUnderWay() const;
+  // Buffers that copies have of saves that hang: one user's and all users', which no limit of one user's keeps low.
+  struct HungCopies {
+    uint32_t of_user = 0;
+    uint32_t all = 0;
+  };
+  HungCopies CopiesThatHang(uint32_t uid) const;
+  bool HangTooMany(const HungCopies& hang) const { return hang.of_user >= 2 * MostCopies() || hang.all >= MostHung(); }
+  uint32_t MostCopies() const { return std::clamp(free_.added() / 8, 1u, options_.copy_buffers); }
+  uint32_t MostHung() const { return std::max(1u, free_.added() / 2); }
   const Block* WaitsForTake(const Session& session) const;
   void FailHungSaves();
   void FailHungTake(StateSave& save);
+  void FailStarvedCopies(StateSave& save);
   std::shared_ptr<CopyPace> PaceOf(const CopyPace::Options& options);
   uint32_t CopiesAtPace(const CopyPace* pace) const;
   double BoundSeconds(const StateSave& save) const;
@@ -565,7 +575,9 @@ class Scheduler {
   void ForgetRead(Block& block);
   void ReadsFail(PathIndex path, int error);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
+  bool PathsMove() const;
   bool CanMove() const;
+  std::string WhyNotWritten() const;
   void FailStuck();
   void FailHung();
   void TellOfHanging();

@@ -681,13 +681,18 @@ void Scheduler::FailHung() {
   }
 }
 
-void Scheduler::FailStuck() {
+// Each path's state.
+std::string Scheduler::WhyNotWritten() const {
   std::string reasons;
   for (size_t i = 0; i < paths_.size(); ++i) {
     reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(static_cast<PathIndex>(i));
     const int error = paths_[i].health.error();
     if (error != 0) reasons += " (" + std::generic_category().message(error) + ")";
   }
+  return reasons;
+}
+
+void Scheduler::FailStuck() {
   const bool full = std::all_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.full(); });
   std::vector<BlockOwner*> waiting;
   const auto look = [&](BlockOwner& owner) {
@@ -701,7 +706,7 @@ void Scheduler::FailStuck() {
   }
   for (BlockOwner* owner : waiting) {
     Failure failure = Fail(full && owner->object() != nullptr ? -ENOSPC : MLPO_E_IO,
-                           "no path can take a block, so no buffer becomes free: " + reasons);
+                           "no path can take a block, so no buffer becomes free: " + WhyNotWritten());
     failure.os_errno = paths_.front().health.error();
     Op& op = *owner->queue.front();
     FailOp(op, std::move(failure));

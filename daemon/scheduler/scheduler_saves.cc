@@ -567,20 +567,27 @@ uint32_t Scheduler::CopiesUnderWay() const {
   return copies;
 }
 
+Scheduler::HungCopies Scheduler::CopiesThatHang(uint32_t uid) const {
+  HungCopies hang;
+  for (const auto& [number, save] : saves_) {
+    if (!IsStalled(*save, kStalledNs)) continue;
+    hang.all += save->in_flight;
+    hang.of_user += save->uid == uid ? save->in_flight : 0;
+  }
+  return hang;
+}
+
 // Whether it may have one buffer more. All that move have `most` of them together; while others have something to copy,
 // half of these is one save's, and one user's. What hangs keeps its buffers until the kernel lets go of them: a user
-// gets no more than as many again, or one could take the pool, save by save.
+// gets no more than as many again, and all users together half of the pool, or they could take it, save by save.
 bool Scheduler::MayCopy(const StateSave& save) const {
   if (IsStalled(save, kStalledNs)) return false;
-  const uint32_t most = std::clamp(free_.added() / 8, 1u, options_.copy_buffers), half = std::max(1u, most / 2);
-  uint32_t all = 0, of_user = 0, hang = 0;
+  const uint32_t most = MostCopies(), half = std::max(1u, most / 2);
+  uint32_t all = 0, of_user = 0;
   bool others = false, other_users = false;
   for (const auto& [number, other] : saves_) {
     const bool same_user = other->uid == save.uid;
-    if (IsStalled(*other, kStalledNs)) {
-      hang += same_user ? other->in_flight : 0;
-      continue;
-    }
+    if (IsStalled(*other, kStalledNs)) continue;
     all += other->in_flight;
     of_user += same_user ? other->in_flight : 0;
     if (other.get() == &save || other->phase != StateSave::Phase::kCopying) continue;
@@ -589,7 +596,8 @@ bool Scheduler::MayCopy(const StateSave& save) const {
     others |= wants;
     other_users |= wants && !same_user;
   }
-  if (all >= most || hang + of_user >= 2 * most) return false;
+  const HungCopies hang = CopiesThatHang(save.uid);
+  if (all >= most || hang.of_user + of_user >= 2 * most || hang.all + all >= MostHung()) return false;
   return (!others || save.in_flight < half) && (!other_users || of_user < half);
 }
 
@@ -627,6 +635,8 @@ void Scheduler::FailHungSaves() {
       FailHungTake(*save);
       continue;
     }
+    if (save->phase == StateSave::Phase::kCopying) FailStarvedCopies(*save);
+    if (save->failure.status != 0) continue;
     for (PathIndex path = 0; path < paths_.size(); ++path) {
       const bool leaves = save->phase == StateSave::Phase::kLeaving && save->old_files[path] != kNone &&
                           now_ns_ - save->moved_ns >= options_.hang_timeout_ns && IsLost(path, Direction::kWrite);
@@ -665,6 +675,34 @@ void Scheduler::FailHungTake(StateSave& save) {
   failure.block = block->index;
   failure.first = block->first;
   failure.count = block->count;
+  Break(save, std::move(failure));
+}
+
+// Copies that have waited for too long for a buffer, and nothing that is under way gives them one: all are dirty and no
+// path takes what is written, or copies that hang have as many as may be. Workers do not count: while they go on in what
+// is dirty, it stays so.
+void Scheduler::FailStarvedCopies(StateSave& save) {
+  const bool waits = save.in_flight == 0 && std::any_of(save.waiting.begin(), save.waiting.end(),
+                                                        [](const auto& pins) { return !pins.empty(); });
+  const HungCopies hang = CopiesThatHang(save.uid);
+  const bool too_many = HangTooMany(hang);
+  const bool none_comes = !BufferIsFree() && clean_ahead_.empty() && CopiesUnderWay() == 0 && !PathsMove();
+  if (!waits || !(too_many || none_comes)) {
+    save.starved_ns = 0;
+    return;
+  }
+  if (save.starved_ns == 0) save.starved_ns = now_ns_;
+  if (now_ns_ - save.starved_ns < options_.no_path_timeout_ns) return;
+  if (too_many) {
+    return Break(save, Fail(-ETIMEDOUT, "copies to directories that do not answer have " + std::to_string(hang.all) +
+                                            " buffers of the pool, of this user " + std::to_string(hang.of_user) +
+                                            "; more may not be lost to such, and this checkpoint waits for one: end "
+                                            "what serves these directories"));
+  }
+  Failure failure = Fail(MLPO_E_IO, "copying waits for a buffer of the pool, and none becomes free as long as no path "
+                                    "takes what they have: " +
+                                        WhyNotWritten() + "; when one does, save again");
+  failure.os_errno = paths_.front().health.error();
   Break(save, std::move(failure));
 }
 

@@ -377,7 +377,8 @@ Status ClientConnection::OnCheckpoint(Frame& frame) {
   if (!own.ok()) return own;
   CheckpointRequest request;
   if (passed) {
-    Result<ForeignFiles> files = ShareForeign(std::exchange(frame.fds(), {}), peer_.uid, 2);
+    // The data file has a second descriptor while it is written.
+    Result<ForeignFiles> files = ShareForeign(std::exchange(frame.fds(), {}), peer_.uid, 3);
     if (!files.ok()) return files.status();
     request.files = std::move(*files);
   }

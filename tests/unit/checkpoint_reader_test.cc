@@ -1,6 +1,7 @@
 // Blocks filled from parts on a real file system, and what list, verify and remove say of these, against values that
 // are kept beside them.
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -427,6 +428,39 @@ TEST_CASE("Inspect.ASaveThatWasCutIsIncomplete") {
   CHECK(status.code() == -ENOENT);
   bool all = false;
   REQUIRE(RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all).ok());
+  CHECK(all);
+  CHECK(!fs::exists(saved.directory + "/tag"));
+}
+
+// A client's, where the file system makes no nameless files: one that has died has left it, one that lives has its lock.
+TEST_CASE("Inspect.FilesThatHaveNotGotTheirNamesGoUnlessSomebodyHasThem") {
+  const Saved saved;
+  const std::string left = saved.Part(0) + "/.manifest-" + std::string(32, 'a') + ".new";
+  const std::string held = saved.Part(1) + "/.data-" + std::string(31, '0') + "f.new";
+  const std::string other = saved.Part(2) + "/.data-" + std::string(32, 'g') + ".new";
+  for (const std::string& file : {left, held, other}) std::ofstream(file) << "x";
+  UniqueFd live(::open(held.c_str(), O_RDWR | O_CLOEXEC));
+  REQUIRE(::flock(live.get(), LOCK_EX | LOCK_NB) == 0);
+  const json found = json::parse(ListCheckpoints(saved.directory, NoWorkingFiles).value()).at("checkpoints");
+  REQUIRE(found.size() == 2);
+  CHECK(found[0].at("state") == "complete");
+  CHECK(found[1].at("state") == "incomplete");
+  CHECK(found[1].at("problems").at(0).get<std::string>().starts_with("2 files that have no name yet"));
+  bool all = true;
+  Result<std::string> text = RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all);
+  REQUIRE(text.ok());
+  CHECK(!all);
+  CHECK(json::parse(text.value()).at("removed") == 7);
+  CHECK(json::parse(text.value()).at("kept").size() == 2);
+  CHECK(!fs::exists(left));
+  CHECK(fs::exists(held));
+  CHECK(fs::exists(other));
+  fs::remove(other);
+  // What is left of the tag is still shown, and goes when whoever made it has died.
+  CHECK(json::parse(ListCheckpoints(saved.directory, NoWorkingFiles).value()).at("checkpoints").size() == 1);
+  live.reset();
+  text = RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all);
+  REQUIRE(text.ok());
   CHECK(all);
   CHECK(!fs::exists(saved.directory + "/tag"));
 }

@@ -252,6 +252,52 @@ TEST_CASE("Saves.CopiesEndWhileTrainingPausesWithAllBuffersDirty") {
   }
 }
 
+// As before, and then no path takes anything any more: no buffer will come.
+TEST_CASE("Saves.CopiesForWhichNoBufferComesFailInTime") {
+  Scheduler::Options options = MakeOptions(8, 2);
+  options.order = Order::kAlternating;
+  FakeTier tier(options, {{1e6, 1e6}, {1e6, 1e6}});
+  tier.AddSubgroup(1, 1, {20 * kBlock});
+  tier.WriteState(1, 1, MLPO_PART_STATE);
+  for (uint32_t epoch = 1; epoch <= 3; ++epoch) TrainStep(tier, 1, 1, epoch);
+  tier.RunUntilQuiet();
+  const uint64_t save = tier.BeginSave(1, 1, Pace());
+  tier.place_ns = 5 * kS;
+  tier.RunUntilAnswered(tier.Take(1, 1));
+  const uint64_t saved = tier.Saved(1, 1);
+  TrainStep(tier, 1, 1, 4);
+  tier.Wait(kS);
+  for (PathIndex path = 0; path < 2; ++path)
+    tier.SetFault(path, [](const Transfer& t) { return t.direction == Direction::kWrite ? EROFS : 0; });
+  tier.Wait(6 * kS);  // copying has begun
+  PoolSnapshot pool;
+  tier.scheduler().Fill(&pool);
+  REQUIRE(pool.dirty_blocks == options.buffers);
+  REQUIRE_FALSE(tier.answered(saved));
+  tier.Wait(2 * options.no_path_timeout_ns);
+  REQUIRE(tier.answered(saved));
+  CHECK(tier.status(saved) == MLPO_E_IO);
+  CHECK(tier.completion(saved).failure.os_errno == EROFS);
+  const std::string& why = tier.completion(saved).failure.text;
+  CAPTURE(why);
+  CHECK(why.find("waits for a buffer") != std::string::npos);
+  CHECK(why.find("'path' is read_only") != std::string::npos);
+  CHECK(tier.save(save).copied);
+  CHECK(tier.scheduler().idle());
+  CHECK(CheckpointBytes(tier) == 0);
+  // Training has lost nothing, and the next one is saved.
+  for (PathIndex path = 0; path < 2; ++path) tier.SetFault(path, nullptr);
+  tier.place_ns = 1000;
+  tier.Wait(10 * kS);
+  TrainStep(tier, 1, 1, 5);
+  const Versions taken = Now(tier, 1, 1, 20);
+  const uint64_t again = tier.BeginSave(1, 2, Pace());
+  tier.RunUntilAnswered(tier.Take(1, 2));
+  RunUntilCopied(tier, again);
+  CHECK(IsInPart(tier, again, taken));
+  CHECK(tier.violation() == "");
+}
+
 TEST_CASE("Saves.AFailedCopyFailsTheCheckpointAndNotTheTraining") {
   for (const bool reading : {true, false}) {
     INFO("reading " << reading);
@@ -752,6 +798,11 @@ TEST_CASE("Saves.WhatHangsOfOneUserTakesAFewBuffersAndNoMore") {
     for (int i = 0; i < 70; ++i) tier.Wait(kS);
   }
   CHECK(tier.part_writes == 8);  // twice the four that copies have
+  // What waits for one of these is told so.
+  CHECK_FALSE(tier.save(1).copied);
+  CHECK(tier.save(kHung).copied);
+  CHECK(tier.save(kHung).failure.status == -ETIMEDOUT);
+  CHECK(tier.save(kHung).failure.text.find("have 8 buffers of the pool") != std::string::npos);
   const uint64_t save = tier.BeginSave(kHung + 1, 1, Pace());
   tier.RunUntilAnswered(tier.Take(kHung + 1, 1));
   const uint64_t saved = tier.Saved(kHung + 1, 1);
@@ -760,6 +811,35 @@ TEST_CASE("Saves.WhatHangsOfOneUserTakesAFewBuffersAndNoMore") {
   CHECK(tier.status(saved) == 0);
   CHECK(tier.save(save).copied);
   CHECK(tier.violation() == "");
+}
+
+// Nor do several users together, however small it is.
+TEST_CASE("Saves.WhatHangsOfSeveralUsersLeavesHalfOfThePool") {
+  for (const uint32_t buffers : {3u, 8u}) {
+    CAPTURE(buffers);
+    FakeTier tier(MakeOptions(buffers, 2), std::vector<FakeTier::PathSpeed>(2));
+    constexpr SessionId kHung = 8;
+    for (SessionId session = 1; session <= kHung + 1; ++session) {
+      tier.AddSession(session, "job" + std::to_string(session), static_cast<uint32_t>(1000 + session));
+      tier.AddSubgroup(session, 1, {10 * kBlock});
+      tier.WriteState(session, 1, MLPO_PART_STATE);
+      TrainStep(tier, session, 1, 1);
+    }
+    tier.part_write_ns = 36'000 * kS;
+    for (SessionId session = 1; session <= kHung; ++session) {
+      REQUIRE(tier.BeginSave(session, 1, Pace()) == session);
+      tier.RunUntilAnswered(tier.Take(session, 1));
+      for (int i = 0; i < 70; ++i) tier.Wait(kS);
+    }
+    CHECK(tier.part_writes == std::max(1u, buffers / 2));
+    CHECK_FALSE(tier.save(1).copied);
+    CHECK(tier.save(kHung).copied);
+    CHECK(tier.save(kHung).failure.status == -ETIMEDOUT);
+    const int64_t begin_ns = tier.now_ns();
+    for (uint32_t epoch = 2; epoch <= 4; ++epoch) TrainStep(tier, kHung + 1, 1, epoch);
+    CHECK(tier.now_ns() - begin_ns < kS);
+    CHECK(tier.violation() == "");
+  }
 }
 
 TEST_CASE("Saves.WhatIsGivenUpKeepsOnlyWhatIsInFlight") {
