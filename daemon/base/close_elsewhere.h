@@ -30,7 +30,7 @@ Result<ForeignFiles> ShareForeign(std::vector<UniqueFd> files, uint32_t uid, siz
 
 // MLPO_E_QUOTA: as many of the user's wait to be closed. Who has a connection can add some that no frame has a use for.
 Status CheckForeign(uint32_t uid);
-// That count as the user's.
+// That count as the user's; for tests.
 size_t CountForeign(uint32_t uid);
 
 }  // namespace mlpo

@@ -11,6 +11,7 @@
 
 #include "daemon/base/file_io.h"
 #include "daemon/base/log.h"
+#include "daemon/base/plain_text.h"
 #include "daemon/checkpoint/block_hash.h"
 #include "daemon/checkpoint/folders.h"
 
@@ -27,12 +28,6 @@ Status ReadAll(int fd, std::byte* to, uint64_t bytes, uint64_t offset, const std
     return Status::Errno(error, "reading " + shown);
   if (got == bytes) return Status();
   return Status(-EIO, shown + " ends at byte " + std::to_string(offset + got) + ": it was cut");
-}
-
-std::string Plain(const std::string& name) {
-  std::string plain;
-  for (const char c : name) plain += c >= 0x20 && c < 0x7f ? c : '?';
-  return plain;
 }
 
 using Buffer = std::vector<std::byte>;
@@ -130,7 +125,7 @@ std::string PartReader::Shown(const SourceRun& run) const {
   const PartSubgroup& subgroup = part.subgroups[run.subgroup];
   return "part of rank " + std::to_string(part.head.rank) + " of checkpoint '" + part.head.tag + "', " +
          DataName(part.head.attempt, part.files[subgroup.blocks[run.block].file].index) + ", block " +
-         std::to_string(run.block) + " of subgroup '" + Plain(subgroup.key) + "'";
+         std::to_string(run.block) + " of subgroup '" + PlainText(subgroup.key) + "'";
 }
 
 // The lock is not held while a file is opened: that may hang.

@@ -50,6 +50,7 @@ class OpenParts {
   Pieces PiecesOf(const BlockKey& block);
   void Keep(const BlockKey& block, Pieces pieces);
 
+  // So that tests see that nothing is read twice, or that is not wanted.
   void CountRead(uint64_t bytes) { read_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
   uint64_t read_bytes() const { return read_bytes_.load(std::memory_order_relaxed); }
 

@@ -8,25 +8,13 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/plain_text.h"
 #include "daemon/checkpoint/shard_runs.h"
 
 namespace mlpo {
 namespace {
 
 constexpr uint32_t kNoRank = UINT32_MAX;
-
-// Names are any bytes.
-std::string Shown(const std::string& name) {
-  std::string shown;
-  for (const char c : name) shown += c >= 0x20 && c < 0x7f ? c : '?';
-  return "tensor '" + shown + "'";
-}
-
-std::string ShapeText(const std::vector<uint64_t>& shape) {
-  std::string text;
-  for (const uint64_t size : shape) text += (text.empty() ? "[" : ", ") + std::to_string(size);
-  return text + "]";
-}
 
 }  // namespace
 
@@ -105,7 +93,7 @@ bool RestorePlan::AreCopies(const Source& a, const Source& b) const {
 // The sources of one tensor: of all that have its name, those that hold elements of it, each element once. `own`: whose
 // part comes first, and needs no copies to be right; kNoRank: none does.
 Status RestorePlan::Choose(const TargetTensor& tensor, uint32_t own, bool all, const std::vector<Source>& found) {
-  const std::string who = Shown(tensor.name);
+  const std::string who = "tensor '" + PlainText(tensor.name) + "'";
   if (found.empty()) return Status::Invalid(who + " is not in it: was it saved under another name?");
   std::vector<const TensorShard*> shards;
   std::map<uint32_t, std::set<const TensorShard*, ByShard>> of_part;

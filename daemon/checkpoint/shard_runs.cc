@@ -125,13 +125,13 @@ void VisitRows(const Box& box, size_t dims, const Layout& to, const Layout& from
   }
 }
 
+}  // namespace
+
 std::string ShapeText(const std::vector<uint64_t>& shape) {
   std::string text = "[";
   for (size_t d = 0; d < shape.size(); ++d) text += (d > 0 ? ", " : "") + std::to_string(shape[d]);
   return text + "]";
 }
-
-}  // namespace
 
 Status CheckShard(const TensorShard& shard, const std::string& who) {
   const size_t dims = shard.global_shape.size();

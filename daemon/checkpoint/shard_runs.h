@@ -20,6 +20,8 @@ namespace mlpo {
 // `who`.
 Status CheckShard(const TensorShard& shard, const std::string& who);
 
+// For messages: "[6, 8]".
+std::string ShapeText(const std::vector<uint64_t>& shape);
 // For messages: "[0:3, 4:8) of [6, 8]" or "elements 12 to 40 of [6, 8]".
 std::string ShardText(const TensorShard& shard);
 

@@ -681,15 +681,17 @@ void Scheduler::FailHung() {
   }
 }
 
-// Each path's state.
+// Each path's state, and what would help.
 std::string Scheduler::WhyNotWritten() const {
   std::string reasons;
+  const bool limited =
+      std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.error() == EFBIG; });
   for (size_t i = 0; i < paths_.size(); ++i) {
     reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(static_cast<PathIndex>(i));
     const int error = paths_[i].health.error();
     if (error != 0) reasons += " (" + std::generic_category().message(error) + ")";
   }
-  return reasons;
+  return limited ? reasons + "; raise LimitFSIZE= (RLIMIT_FSIZE)" : reasons;
 }
 
 void Scheduler::FailStuck() {

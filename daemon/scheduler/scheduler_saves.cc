@@ -515,7 +515,7 @@ void Scheduler::EndUseOfSave(Session& session) {
     block->flush_for = nullptr;
   }
   session.to_flush.clear();
-  for (const uint32_t handle : std::exchange(session.restores, {})) actions_->RestoreEnded(session.id, handle);
+  for (const auto& [handle, begun] : std::exchange(session.restores, {})) actions_->RestoreEnded(session.id, handle);
   for (auto& [id, subgroup] : session.subgroups) {
     for (Block& block : subgroup->blocks) {
       if (block.flush_for != nullptr) --taking_;  // its write is in flight
@@ -892,17 +892,18 @@ void Scheduler::EndPin(Pin& pin) {
 bool Scheduler::BeginRestore(SessionId id, uint32_t handle) {
   Session* session = Find(id);
   if (session == nullptr || session->ending || session->restores.size() >= kMostRestores) return false;
-  return session->restores.insert(handle).second;
+  return session->restores.insert({handle, false}).second;
 }
 
 void Scheduler::SubmitRestore(Session& session, const Request& request) {
   const mlpo_submission& submission = request.submission;
   const auto handle = static_cast<uint32_t>(submission.first);
-  if (submission.first != handle || !session.restores.contains(handle)) {
+  const auto restore = session.restores.find(handle);
+  if (submission.first != handle || restore == session.restores.end()) {
     return Answer(request, Fail(-EBADF, "no restore has been begun with handle " + std::to_string(submission.first)));
   }
   if (submission.subgroup == 0) {
-    session.restores.erase(handle);
+    session.restores.erase(restore);
     Answer(request, {});
     return actions_->RestoreEnded(session.id, handle);
   }
@@ -911,11 +912,20 @@ void Scheduler::SubmitRestore(Session& session, const Request& request) {
     return Answer(request, Fail(-EBADF, "no subgroup has handle " + std::to_string(submission.subgroup)));
   }
   Subgroup& subgroup = *found->second;
-  if (subgroup.update_queued || subgroup.window.begun()) {
-    return Answer(request, Fail(MLPO_E_SLOT_BUSY, subgroup.Name() +
+  const auto in_use = [](const Subgroup& each) { return each.update_queued || each.window.begun(); };
+  const Subgroup* busy = in_use(subgroup) ? &subgroup : nullptr;
+  if (!restore->second) {
+    // With a handle's first one all are looked at: refused later, one would keep its own state beside the checkpoint's.
+    for (const auto& [id, each] : session.subgroups) {
+      if (busy == nullptr && in_use(*each)) busy = each.get();
+    }
+  }
+  if (busy != nullptr) {
+    return Answer(request, Fail(MLPO_E_SLOT_BUSY, busy->Name() +
                                                       " has an open window or an UPDATE that has not ended: a restore "
                                                       "would lose it; discard it first"));
   }
+  restore->second = true;
   ++subgroup.restores_queued;
   Enqueue(subgroup, session, request);
   RunQueue(subgroup);

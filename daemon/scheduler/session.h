@@ -100,8 +100,8 @@ struct Session {
   StateSave* save = nullptr;    // the checkpoint that it has begun; there is one at a time
   std::deque<Block*> to_flush;  // blocks with `flush_for`, until their flush has begun
   std::optional<LastSave> last_save;
-  std::set<uint32_t> restores;  // handles
-  std::deque<Op*> restoring;    // RESTOREs that have begun, in their order
+  std::map<uint32_t, bool> restores;  // handles; whether a subgroup has been filled by it, or is to be
+  std::deque<Op*> restoring;          // RESTOREs that have begun, in their order
   bool ending = false;
   bool hangs = false;         // SchedulerActions::SessionHangs
   uint64_t restore_turn = 0;  // when a block of a RESTORE was last wanted: the highest is the last

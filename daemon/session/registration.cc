@@ -1,8 +1,8 @@
 #include "daemon/session/registration.h"
 
 #include <algorithm>
-#include <cctype>
 
+#include "daemon/base/plain_text.h"
 #include "daemon/types/element_bytes.h"
 #include "proto/status.h"
 
@@ -11,12 +11,7 @@ namespace {
 
 bool KnownType(uint32_t dtype) { return dtype >= MLPO_FLOAT32 && dtype <= MLPO_BFLOAT16; }
 
-// For logs and messages: keys and names are any bytes.
-std::string Shown(const std::string& bytes) {
-  std::string shown;
-  for (const char c : bytes) shown += std::isprint(static_cast<unsigned char>(c)) ? c : '?';
-  return "'" + shown + "'";
-}
+std::string Shown(const std::string& bytes) { return "'" + PlainText(bytes) + "'"; }
 
 // Without dimensions it is one array of its own length, or a range of a scalar.
 TensorShard ShardOf(const mlpo_tensor_record& record) {

@@ -461,22 +461,23 @@ def loads_one_checkpoint(directory: str) -> None:
         assert all(torch.equal(p.to_local(), value) for p, value in zip(other.parameters(), values[1]))
 
 
+def fails(call: Callable[[], Any], failing: int, code: int) -> None:
+    """On one rank with an errno, on the other one with what names the first."""
+    error = raised(call)
+    assert isinstance(error, mlpo.MlpoError), error
+    if dist.get_rank() == failing:
+        assert error.errno == code, error
+    else:
+        assert error.errno == errno.ECANCELED and f"rank {failing} of 2" in str(error), error
+    dist.barrier()
+
+
 def one_rank_cannot_save(directory: str) -> None:
     """A rank that fails, before or while it begins, takes the others along at once; nothing of theirs stays, and the
     next save works. The same for load()."""
     place = empty_folder(directory, "one-fails")
     absent = str(place / "absent")
     rank = dist.get_rank()
-
-    def fails(call: Callable[[], Any], failing: int, code: int) -> None:
-        error = raised(call)
-        assert isinstance(error, mlpo.MlpoError), error
-        if rank == failing:
-            assert error.errno == code, error
-        else:
-            assert error.errno == errno.ECANCELED and f"rank {failing} of 2" in str(error), error
-        dist.barrier()
-
     with connected("one-fails") as client, connected("one-fails-loading") as second:
         model = sharded()
         optimizer = offload(model.parameters(), client=client, **HYPER)
@@ -504,6 +505,35 @@ def one_rank_cannot_save(directory: str) -> None:
             assert isinstance(error, mlpo.MlpoError) and "named_parameters" in str(error), error
         dist.barrier()
         assert not (place / "double").exists()
+
+
+def saves_over_the_last_one(directory: str) -> None:
+    """While one rank still saves its part, the next save() under the tag is refused before any rank begins, and so
+    takes nothing away; where a part has only to get its names, with a daemon of another user, it gets them before."""
+    place, rank = empty_folder(directory, "over"), dist.get_rank()
+    with connected("over") as client:
+        model = sharded()
+        optimizer = offload(model.parameters(), client=client, **HYPER)
+        train(model, optimizer, 0, 1)
+        client.daemon_uid += 1
+        saved = optimizer.save(str(place), "rolling")
+        deadline = time.monotonic() + 60
+        while not saved.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if rank == 0:
+            assert not saved.result(60)
+        dist.barrier()
+        if rank == 1:
+            saved._end.done = lambda: False  # type: ignore[method-assign]
+        fails(lambda: optimizer.save(str(place), "rolling", overwrite=True), 1, errno.EBUSY)
+        if rank == 1:
+            del vars(saved._end)["done"]
+        dist.barrier()
+        optimizer.save(str(place), "rolling", overwrite=True).abandon()
+        dist.barrier()
+        assert saved.is_complete() and saved.result(60) == (rank == 1)
+        assert optimizer.load(str(place)).attempt == saved.attempt
 
 
 if __name__ == "__main__":

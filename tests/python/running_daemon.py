@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable, Optional
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 
@@ -59,8 +59,14 @@ def lacks(target: str) -> str:
 class Daemon:
     """A running daemon. Use as a context manager; stopping checks that it leaves in order."""
 
-    def __init__(self, directory: pathlib.Path, layout: Layout, again: bool = False) -> None:
-        """`again`: on the paths that an earlier one had there."""
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        layout: Layout,
+        again: bool = False,
+        enter: Optional[Callable[[], None]] = None,
+    ) -> None:
+        """`again`: on the paths that an earlier one had there. `enter`: called in its process before the program."""
         self.layout = layout
         self.socket = str(directory / "mlpo.sock")
         self.log = directory / "daemon.log"
@@ -78,7 +84,11 @@ class Daemon:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("MLPO_")}
         with self.log.open("ab" if again else "wb") as log:
             self.process = subprocess.Popen(
-                [program(), "--config", config, "--socket", self.socket], stdout=log, stderr=log, env=environment
+                [program(), "--config", config, "--socket", self.socket],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                preexec_fn=enter,
             )
         try:
             self._await_socket()

@@ -1,9 +1,9 @@
 """A job of two ranks in one process that trains, saves every second step, and is killed at any moment.
 
-Arguments: socket, directory of checkpoints, job, and "own" or "another": whose daemon it is, as far as the clients
-know, which open the files themselves for another user's. First it restores the newest checkpoint, if there is one. What
-it says, a line each: "restored STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once
-a checkpoint is known to be complete. It ends with NO_DAEMON if that dies, and well, between two saves, at SIGTERM.
+Arguments: socket, directory of checkpoints, job. The daemon is another user's, as far as the clients know, which open
+the files themselves. First it restores the newest checkpoint, if there is one. What it says, a line each: "restored
+STEP" (0: nothing), "step STEP DIGEST" after each, of the whole state; "saved STEP" once a checkpoint is known to be
+complete. It ends with NO_DAEMON if that dies, and well, between two saves, at SIGTERM.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def shard(rank: int) -> tuple[int, int]:
     return first, NUMEL * (rank + 1) // RANKS - first
 
 
-def main(socket: str, directory: str, job: str, whose: str) -> None:
+def main(socket: str, directory: str, job: str) -> None:
     clients = [
         mlpo.connect(socket=socket, job=job, rank=rank, world_size=RANKS, timeout=30) for rank in range(RANKS)
     ]
     for client in clients:
-        client.daemon_uid += whose == "another"
+        client.daemon_uid += 1
     stop: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
     subgroups = []

@@ -17,6 +17,7 @@ SCRIPT = pathlib.Path(__file__).with_name("distributed_process.py")
 CASES = (
     "fsdp2", "overlap", "update_in_backward", "checkpoint", "nonfinite", "scaler", "replicas", "pieces_by_hand",
     "layouts", "own_checkpoint", "loads_one_checkpoint", "one_rank_cannot_save",
+    "saves_over_the_last_one",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

@@ -12,7 +12,8 @@ from typing import Any, Callable
 import mlpo
 import pytest
 import torch
-from mlpo.checkpoints import Checkpoint
+from conftest import new_job
+from mlpo.checkpoints import Checkpoint, find
 from mlpo.torch import OffloadAdamW
 from models import backward, build, groups
 from running_daemon import SMALL_BLOCKS, Daemon, Layout
@@ -88,6 +89,28 @@ def test_a_failed_step_before_is_finished_and_a_load_forgets_it(make: Make, tmp_
     assert not torch.equal(w, before)
     optimizer.load(str(tmp_path))
     assert torch.equal(w, before) and float(optimizer.state[w]["step"]) == 1
+
+
+def test_a_cut_save_goes_with_the_next_run(
+    daemon_of: Callable[[Layout], Daemon], connect_to: Callable[..., mlpo.Client], tmp_path: pathlib.Path
+) -> None:
+    """Its part is whole, and its tag is used once: the first save of a later run of the job takes it away, when there
+    is a complete one that began after it."""
+    job = new_job()
+
+    def save(tag: str) -> None:
+        client = connect_to(daemon_of(SMALL_BLOCKS), job=job)
+        optimizer = OffloadAdamW([Parameter(torch.ones(4))], client=client)
+        assert optimizer.save(str(tmp_path), tag).result(60)
+        client.close()
+
+    with connect_to(daemon_of(SMALL_BLOCKS), job=job, rank=0, world_size=2) as one:
+        one.subgroup("w", 4)
+        assert not one.checkpoint(str(tmp_path), "step-1", 0, attempt=bytes(range(16))).result(60)
+    save("step-2")
+    assert [(found.tag, found.complete) for found in find(tmp_path)] == [("step-1", False), ("step-2", True)]
+    save("step-3")
+    assert [(found.tag, found.complete) for found in find(tmp_path)] == [("step-2", True), ("step-3", True)]
 
 
 def test_what_cannot_be_saved_or_loaded_says_why(

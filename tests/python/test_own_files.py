@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, Optional
 import mlpo
 import pytest
 import xxhash
-from mlpo import _own_files, _parts
+from mlpo import _own_files, _parts, _rests
 from mlpo._own_files import PartFiles, is_complete
 from mlpo.checkpoints import Checkpoint, CheckpointError, find
 from saved_files import loose_files
@@ -180,6 +180,25 @@ def test_a_save_in_the_making_is_not_removed_by_one_that_begins(tmp_path: pathli
     assert other.commit()
 
 
+def test_a_committed_part_stays_while_another_rank_saves_its_own(tmp_path: pathlib.Path, new: New) -> None:
+    """Under a tag that is saved over and over: the next save may begin on one rank, and be given up, before the last
+    one has ended on all. When its last saver is dead the part goes."""
+    one, two = new(), new()
+    first, second = Save(tmp_path, one, 0, 2), Save(tmp_path, one, 1, 2)
+    assert not first.commit()
+    second.files._files[0].give(f"data-{one.hex()}-0")
+    Save(tmp_path, new(), 0, 2, overwrite=True).files.close()
+    assert attempts(tmp_path)["part-0"] == [one.hex()]
+    assert second.commit()
+    assert [(each.attempt, each.complete) for each in find(tmp_path)] == [(one.hex(), True)]
+
+    first, second = Save(tmp_path, two, 0, 2, overwrite=True), Save(tmp_path, two, 1, 2, overwrite=True)
+    assert not first.commit()
+    second.die_between_the_names()
+    Save(tmp_path, new(), 0, 2, overwrite=True).files.close()
+    assert attempts(tmp_path) == {"part-0": [one.hex()], "part-1": sorted([one.hex(), two.hex()])}
+
+
 def test_what_a_killed_save_has_left_goes(tmp_path: pathlib.Path, new: New) -> None:
     """A data file of full size without a manifest: with the next save of the rank under the tag, and of all ranks once
     that is complete, also of those that there are no more."""
@@ -192,6 +211,78 @@ def test_what_a_killed_save_has_left_goes(tmp_path: pathlib.Path, new: New) -> N
     assert not first.commit() and second.commit()
     assert not loose_files(tmp_path)
     assert attempts(tmp_path) == {"part-0": [again.hex()], "part-1": [again.hex()]}
+
+
+def test_what_a_killed_client_has_left_under_other_tags_goes(
+    tmp_path: pathlib.Path, new: New, file_system: str
+) -> None:
+    """Tags that are used once: what its rank's next session finds, and of ranks that there are no more. What is saved
+    by somebody, what has a manifest, another job's and other files stay."""
+    half, live, cut = new(), new(), new()
+    Save(tmp_path, half, 0, 3, tag="step-1").die_between_the_names()
+    Save(tmp_path, half, 2, 3, tag="step-1").die_between_the_names()
+    early = Save(tmp_path, new(), 0, 3, tag="step-2")
+    for fd in early.files.descriptors:
+        os.close(fd)  # killed before
+    saving = Save(tmp_path, live, 0, 3, tag="step-3")
+    saving.files._files[0].give(f"data-{live.hex()}-0")
+    assert not Save(tmp_path, cut, 0, 3, tag="step-4").commit()
+    (tmp_path / "step-4" / "part-0" / "notes").write_text("mine")
+    unnamed = [*tmp_path.glob("step-[12]/part-*/.*.new")]
+    assert len(unnamed) == (4 if file_system == "named" else 0)
+
+    theirs = new()
+    Save(tmp_path, theirs, 0, 3, tag="step-5", job="other").die_between_the_names()
+    unnamed += tmp_path.glob("step-5/part-*/.*.new")
+
+    assert _rests.remove_uncommitted(str(tmp_path), JOB, lambda rank: rank % 2 == 0) == 2 + len(unnamed)
+    assert attempts(tmp_path, "step-1") == {}
+    assert not (tmp_path / "step-1").exists()
+    assert not [*tmp_path.glob("step-2/part-0/*")]
+    assert attempts(tmp_path, "step-3") == {"part-0": [live.hex()]}
+    assert (tmp_path / "step-4" / "part-0" / f"manifest-{cut.hex()}").exists()
+    assert (tmp_path / "step-4" / "part-0" / "notes").exists()
+    assert attempts(tmp_path, "step-5") == {"part-0": [theirs.hex()]}
+    assert not saving.commit()
+    assert _rests.remove_uncommitted(str(tmp_path)) == 1  # of any job
+    assert not (tmp_path / "step-5").exists()
+
+
+def test_what_cut_saves_have_left_goes_when_a_later_one_is_complete(tmp_path: pathlib.Path, new: New) -> None:
+    """Whole parts of it, under a tag that is used once; never of another job, of what may yet be complete, or of what
+    began later."""
+    cut, live, later, theirs = new(), new(), new(), new()
+    for rank in range(2):
+        assert not Save(tmp_path, cut, rank, 3, tag="step-1").commit()
+    assert not Save(tmp_path, theirs, 0, 2, tag="step-1", job="other").commit()
+    first, second = (Save(tmp_path, live, rank, 2, tag="step-2") for rank in range(2))
+    assert not first.commit()
+    second.files._files[0].give(f"data-{live.hex()}-0")
+    assert _rests.remove_cut(str(tmp_path), JOB) == 0  # the newest there is
+    assert Save(tmp_path, new(), tag="step-3").commit()
+    assert not Save(tmp_path, later, 0, 2, tag="step-4").commit()
+
+    assert _rests.remove_cut(str(tmp_path), JOB) == 4
+    assert attempts(tmp_path, "step-1") == {"part-0": [theirs.hex()]}
+    assert attempts(tmp_path, "step-2") == {"part-0": [live.hex()], "part-1": [live.hex()]}
+    assert attempts(tmp_path, "step-4") == {"part-0": [later.hex()]}
+    assert second.commit()
+    assert _rests.remove_cut(str(tmp_path)) == 0
+    assert [each.tag for each in find(tmp_path) if each.complete] == ["step-2", "step-3"]
+
+
+def test_without_locks_nobody_is_dead_for_sure(
+    tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = new()
+    Save(tmp_path, half).die_between_the_names()
+
+    def none(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(_own_files.fcntl, "flock", none)
+    assert _rests.remove_uncommitted(str(tmp_path)) == 0
+    assert attempts(tmp_path) == {"part-0": [half.hex()]}
 
 
 def loose_files_that_count(place: pathlib.Path) -> list[str]:
@@ -207,6 +298,29 @@ def test_another_jobs_parts_go_only_with_overwrite(tmp_path: pathlib.Path, new: 
     assert attempts(tmp_path) == {"part-0": sorted([theirs.hex(), ours.hex()])}
     assert Save(tmp_path, last, overwrite=True).commit()
     assert attempts(tmp_path) == {"part-0": [last.hex()]}
+
+
+@pytest.mark.parametrize("lost", [(0,), (1,), (0, 1)], ids=str)
+def test_one_that_is_saved_over_while_it_is_looked_at_is_not_complete(
+    tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch, lost: tuple[int, ...]
+) -> None:
+    """Another job's save ends between the two looks at the directory; it has taken the parts of these ranks so far."""
+    good, ours = new(), new()
+    assert not Save(tmp_path, good, 0, 2).commit() and Save(tmp_path, good, 1, 2).commit()
+    first, last = Save(tmp_path, ours, 0, 2, overwrite=True), Save(tmp_path, ours, 1, 2, overwrite=True)
+    assert not first.commit()
+    really = _own_files._is_settled
+
+    def settled(*arguments: Any) -> bool:
+        found = really(*arguments)
+        for rank in lost:
+            (tmp_path / "tag" / f"part-{rank}" / f"manifest-{ours.hex()}").unlink()
+        return found
+
+    monkeypatch.setattr(_own_files, "_is_settled", settled)
+    assert not last.commit() and not last.commit()
+    # What is not complete removes nothing.
+    assert [each.attempt for each in find(tmp_path) if each.complete] == [good.hex()]
 
 
 def test_a_save_whose_data_was_removed_is_no_part(tmp_path: pathlib.Path, new: New) -> None:

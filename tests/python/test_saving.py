@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import new_job
-from mlpo import _client, _saving
+from mlpo import _client, _own_files, _saving
 from mlpo._native import lib
-from mlpo.checkpoints import Checkpoint, find
+from mlpo.checkpoints import Checkpoint, _main, find
 from running_daemon import SMALL_BLOCKS, THREE_BUFFERS, Daemon, Layout, program
 from saved_files import loose_files
 
@@ -111,11 +111,13 @@ def place(tmp_path: pathlib.Path) -> Iterator[pathlib.Path]:
 def test_c17_a_new_daemon_goes_on_with_the_same_bits(
     layout: Layout, tmp_path: pathlib.Path, place: pathlib.Path, connect_to: Connect
 ) -> None:
-    """20 steps straight, against 10, a save, kill -9 of daemon and client, 10 more on other paths and blocks."""
+    """20 steps straight, against 10, a save, kill -9 of the daemon under a live session, 10 more on other paths and
+    blocks. With the client killed, too: tests/stress/kills."""
     straight: list[dict[str, np.ndarray]] = []
     first = tmp_path / "first"
     first.mkdir()
-    with Daemon(first, layout) as daemon:
+    daemon = Daemon(first, layout)
+    try:
         run = Run(connect_to, daemon, 1, initial=True)
         for number in range(1, 21):
             run.step(number)
@@ -125,7 +127,10 @@ def test_c17_a_new_daemon_goes_on_with_the_same_bits(
             straight.append(run.state())
         assert saved.result(60)
         assert saved.snapshot.result(60) > 0
-        run.close()
+    finally:
+        daemon.kill()
+    with pytest.raises(mlpo.MlpoError):
+        run.subgroups[0][0].read_state()
     second = tmp_path / "second"
     second.mkdir()
     with Daemon(second, Layout(paths=3, block=2048, pool="512KiB")) as daemon:
@@ -186,18 +191,19 @@ def test_parts_are_what_another_reader_finds(
     run.close()
 
 
+@pytest.mark.parametrize("ranks", [3, 8])
 def test_c19_a_save_without_a_rank_is_never_restored(
-    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+    ranks: int, place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
 ) -> None:
     """And the same tag again, by a job that was started anew, is not refused."""
     daemon, job = daemon_of(SMALL_BLOCKS), new_job()
-    run = Run(connect_to, daemon, 3, initial=True, job=job)
+    run = Run(connect_to, daemon, ranks, initial=True, job=job)
     run.step(1)
-    for client in run.clients[:2]:  # the third dies
+    for client in run.clients[:-1]:  # the last one dies
         assert not client.checkpoint(str(place), "one", 1).result(60)
     run.close()
     assert [found.complete for found in find(place)] == [False]
-    again = Run(connect_to, daemon, 3, initial=True, job=job)
+    again = Run(connect_to, daemon, ranks, initial=True, job=job)
     with pytest.raises(mlpo.MlpoError) as raised:
         again.restore(place)
     assert raised.value.errno == errno.ENOENT
@@ -276,6 +282,36 @@ def test_a_flipped_bit_never_reaches_a_trainer(
     run.close()
 
 
+def test_a_restore_that_one_subgroup_cannot_have_changes_none(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    """Whoever goes on after the error must not go on with some of the checkpoint and some of what was there."""
+    client = connect_to(daemon_of(SMALL_BLOCKS))
+    keys = ("one", "two", "three")
+    subgroups = [client.subgroup(key, 5000, initial=values(5000, seed)) for seed, key in enumerate(keys)]
+
+    def masters() -> list[bytes]:
+        return [subgroup.read_state()["master"].tobytes() for subgroup in subgroups]
+
+    at_save = masters()
+    assert client.checkpoint(str(place), "t", 0).result(60)
+    for subgroup in subgroups:
+        subgroup.grad[:] = 1
+        subgroup.submit_grad().result(60)
+        subgroup.submit_update().result(60)
+    later = masters()
+    for busy in subgroups:  # whichever is filled first
+        busy.grad[:] = 1
+        busy.submit_grad().result(60)
+        with pytest.raises(mlpo.MlpoError, match="open window") as raised:
+            client.restore(str(place))
+        assert raised.value.code == lib.MLPO_ERR_SLOT_BUSY and busy.key in str(raised.value)
+        busy.discard()
+        assert masters() == later
+    client.restore(str(place))
+    assert masters() == at_save
+
+
 def tensors_of(model: Sequence[tuple[str, int]]) -> list[mlpo.TensorSpec]:
     return [mlpo.TensorSpec(name, (numel,)) for name, numel in model]
 
@@ -339,6 +375,32 @@ def test_a_daemon_of_another_user_gets_descriptors_and_opens_nothing(
     other.close()
     assert not any(found.complete for found in find(place) if found.tag == "two")
     assert not (place / "two" / "part-0").exists()
+
+
+def test_the_first_save_of_a_session_removes_what_killed_clients_have_left(
+    place: pathlib.Path, daemon_of: Callable[[Layout], Daemon], connect_to: Connect
+) -> None:
+    """Under tags that nobody saves again, where only the client may unlink. A second one does not look again."""
+    job = new_job()
+
+    def leave(tag: str) -> pathlib.Path:
+        files = _own_files.PartFiles(str(place), tag, 0, job, False)
+        files._files[0].give(f"data-{bytes(range(16)).hex()}-0")
+        for fd in files.descriptors:
+            os.close(fd)
+        return place / tag
+
+    client = connect_to(daemon_of(SMALL_BLOCKS), job=job)
+    client.daemon_uid += 1
+    client.subgroup("w", 5000, initial=values(5000, 1))
+    first = leave("step-1")
+    assert client.checkpoint(str(place), "step-2", 2).result(60)
+    assert not first.exists()
+    second = leave("step-3")
+    assert client.checkpoint(str(place), "step-4", 4).result(60)
+    assert second.exists()
+    assert _main(["gc", str(place)]) == 0
+    assert sorted(folder.name for folder in place.iterdir()) == ["step-2", "step-4"]
 
 
 def test_closing_ends_although_a_save_does_not(

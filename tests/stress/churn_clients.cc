@@ -136,8 +136,9 @@ TEST_CASE("C24_ManyClientsComeAndGoBesideOneThatTrains") {
   const double busy = std::accumulate(sessions.begin(), sessions.end(), 0.0) / static_cast<double>(sessions.size());
   std::printf("%d kills of %d clients, %.1f sessions on average; step %.1f ms alone, %.1f ms beside them\n", kills,
               clients, busy, 1e3 * Median(alone), 1e3 * Median(beside));
-  // Jobs share alike. A short run's steps are too few to say more than that it went on.
-  if (LongForm()) CHECK(Median(beside) <= 1.1 * busy * Median(alone));
+  // Jobs share alike. A short run's steps are few, beside others that the machine does: only a share that is not kept
+  // makes them so much longer.
+  CHECK(Median(beside) <= (LongForm() ? 1.1 : 3) * busy * Median(alone));
   CHECK(beside.size() > 3);
   trainer.Step();
   CHECK(trainer.Difference() == "");

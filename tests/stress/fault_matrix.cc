@@ -8,7 +8,8 @@
 // compared with the scalar reference in memory (ReferenceTrainer); that a fault was met is asked of the storage.
 // Phases:
 //   fetch, update, flush       it comes up before a step, at any moment of one, with its first write
-//   checkpoint, restore        at any moment while the state is saved to, or filled from, storage that is well
+//   checkpoint, restore        at any moment while the state is saved to, or filled from, storage that is well; what is
+//                              on path0 is copied, or cloned or handed over, by the seed
 //   checkpoint_to              the part of a checkpoint is written to the storage that fails; all paths are well
 //   restore_from               likewise read from there
 // What is right is said by the fault's Harm (storage_fault.h). Where it does none, every step, save and restore ends,
@@ -78,8 +79,8 @@ struct Wrong : std::runtime_error {
 
 constexpr const char* kSpeeds = "read_limit = \"200MB/s\"\nwrite_limit = \"200MB/s\"\n";  // equal shares
 
-// `faulty`: directory of one of them; "": both are well.
-DaemonProcess::Options TwoPaths(const std::string& faulty, const std::string& engine) {
+// `faulty`: directory of one of them; "": both are well. `persistent`: what is on the well one.
+DaemonProcess::Options TwoPaths(const std::string& faulty, const std::string& engine, bool persistent) {
   DaemonProcess::Options options;
   options.paths = faulty.empty() ? 2 : 1;
   options.memory = std::to_string(8 * 49'152);
@@ -90,6 +91,7 @@ DaemonProcess::Options TwoPaths(const std::string& faulty, const std::string& en
         "[[path]]\nname = \"faulty\"\ndirectory = \"" + faulty + "\"\nengine = \"" + engine + "\"\n" + kSpeeds;
   }
   options.path_settings = {kSpeeds};
+  if (persistent) options.path_settings[0] += "persistent = true\n";
   return options;
 }
 
@@ -103,7 +105,7 @@ class Run {
         path_fails_(cell.phase != "checkpoint_to" && cell.phase != "restore_from"),
         random_(seed),
         subgroup_{"large", 160'013 + random_() % 4096, MLPO_BFLOAT16, MLPO_BFLOAT16, seed},
-        daemon_(TwoPaths(path_fails_ ? fault->directory() : "", cell.engine)),
+        daemon_(TwoPaths(path_fails_ ? fault->directory() : "", cell.engine, path_fails_ && random_() % 2 == 0)),
         checkpoints_((path_fails_ ? daemon_.folder() : fault->directory()) + "/checkpoints") {
     std::filesystem::create_directory(checkpoints_);
     Connect();

@@ -5,8 +5,12 @@ add_library(mlpo_long_run STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/long_run.cc
 target_include_directories(mlpo_long_run PUBLIC ${PROJECT_SOURCE_DIR})
 target_compile_definitions(mlpo_long_run PRIVATE MLPO_SOURCE_FOLDER="${PROJECT_SOURCE_DIR}")
 target_link_libraries(mlpo_long_run PUBLIC nlohmann_json::nlohmann_json)
+add_executable(long_forms ${CMAKE_CURRENT_SOURCE_DIR}/stress/long_forms.cc)
+target_link_libraries(long_forms PRIVATE mlpo_long_run)
 mlpo_test(long_run_test LIBS mlpo_long_run mlpo_client_static
           SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/long_run_test.cc)
+target_compile_definitions(long_run_test PRIVATE MLPO_LONG_FORMS="$<TARGET_FILE:long_forms>")
+add_dependencies(long_run_test long_forms)
 add_executable(fault_matrix ${CMAKE_CURRENT_SOURCE_DIR}/stress/fault_matrix.cc)
 target_link_libraries(fault_matrix PRIVATE mlpo_storage_fault mlpo_long_run mlpo_daemon_process mlpo_client_static
                                            mlpo_adam nlohmann_json::nlohmann_json)
@@ -29,7 +33,8 @@ target_compile_definitions(soak PRIVATE MLPO_TRAINING_CLIENT="$<TARGET_FILE:trai
 add_dependencies(soak training_client)
 add_test(NAME soak COMMAND soak --segments 2 --segment 3)
 set_tests_properties(soak PROPERTIES TIMEOUT 900 LABELS stress)
-# kill -9 of ranks, daemon or both while states are saved and restored; 500 moments by tests/stress/kills.
+# kill -9 of ranks, daemon or both while states are saved and restored; 500 moments by tests/stress/kills. With seed 1,
+# the default, one path is copied and the other one cloned or handed over.
 add_executable(kills ${CMAKE_CURRENT_SOURCE_DIR}/stress/kills.cc)
 target_link_libraries(kills PRIVATE mlpo_long_run mlpo_daemon_process mlpo_client_static nlohmann_json::nlohmann_json)
 target_compile_definitions(kills PRIVATE MLPO_TRAINING_CLIENT="$<TARGET_FILE:training_client>")

@@ -1,6 +1,7 @@
 // kills: kill -9 of ranks, of the daemon, or of both, at random moments of steps, saves and restores; and the last
 // complete checkpoint is restored to the bit, always. tests/stress/kills runs it; see Usage() below.
 //
+// By the seed none, one or both of the paths are persistent, so that what is on them is copied, cloned or handed over.
 // Two ranks of a job train and save for ever (training_client with a directory): each compares what it restored with
 // what the reference said when it was saved. After a kill all ranks are started again, as a batch system would. What
 // has been reported as complete must be there: the step that is restored is never an earlier one. In the end, with
@@ -55,7 +56,10 @@ struct Wrong : std::runtime_error {
 class Kills {
  public:
   explicit Kills(uint64_t seed)
-      : random_(seed), daemon_({.paths = 2, .memory = "512KiB"}), directory_(daemon_.folder() + "/checkpoints") {
+      : random_(seed),
+        persistent_(Below(3)),
+        daemon_({.paths = 2, .memory = "512KiB", .path_settings = DaemonProcess::PersistentPaths(persistent_)}),
+        directory_(daemon_.folder() + "/checkpoints") {
     fs::create_directory(directory_);
   }
 
@@ -105,7 +109,8 @@ class Kills {
     std::string loose;
     if (!Eventually([&] { return (loose = LooseFile()).empty(); }, kCleanSeconds))
       throw Wrong("what nobody needs is left: " + loose);
-    return {{"daemons", daemons_}, {"clients", clients_}, {"restored", restored_}, {"last_saved", saved_}};
+    return {{"daemons", daemons_},   {"clients", clients_},      {"restored", restored_},
+            {"last_saved", saved_}, {"persistent", persistent_}};
   }
 
  private:
@@ -229,6 +234,7 @@ class Kills {
   }
 
   std::mt19937_64 random_;
+  const uint64_t persistent_;  // as PersistentPaths
   DaemonProcess daemon_;
   const std::string directory_;
   std::vector<std::unique_ptr<RankProcess>> ranks_;

@@ -3,8 +3,8 @@
 //
 // It goes in segments. In a segment scenes are drawn from the seed and overlap; each job that ends compares every byte
 // with the scalar reference (training_client), each object is compared with what was written. One job saves and
-// restores checkpoints for ever, however often it is killed, and a path is disabled, evacuated and enabled. At a
-// segment's end everything ends, and the daemon must be as it was after the first one: no session, no file, no arena,
+// restores checkpoints for ever, however often it is killed, from paths of which by the seed none, some or all are
+// persistent; and a path is disabled, evacuated and enabled. At a segment's end everything ends, and the daemon must be as it was after the first one: no session, no file, no arena,
 // the same descriptors and threads; and its resident memory must not grow with time. Faults are those that must harm
 // nobody (Harm::kNone), and reads that fail: while there are such, a job may end with an error that names the path, and
 // not otherwise.
@@ -88,10 +88,11 @@ void OnStuck(int) {
   ::_exit(1);
 }
 
-DaemonProcess::Options Options(const FaultFs& fs) {
+DaemonProcess::Options Options(const FaultFs& fs, uint64_t persistent) {
   DaemonProcess::Options options;
   options.paths = 2;
   options.memory = "512KiB";
+  options.path_settings = DaemonProcess::PersistentPaths(persistent);
   options.config = "[scheduler]\nno_path_timeout = 30\n";
   if (fs.ok()) options.config += "[[path]]\nname = \"faulty\"\ndirectory = \"" + fs.point() + "\"\n";
   return options;
@@ -99,7 +100,7 @@ DaemonProcess::Options Options(const FaultFs& fs) {
 
 class Soak {
  public:
-  explicit Soak(uint64_t seed) : random_(seed), daemon_(Options(fs_)) {
+  explicit Soak(uint64_t seed) : random_(seed), persistent_(Below(3)), daemon_(Options(fs_, persistent_)) {
     daemon_pid = daemon_.pid();
     if (!fs_.ok()) std::printf("without failing paths: %s\n", fs_.reason().c_str());
     std::filesystem::create_directory(Checkpoints());
@@ -143,6 +144,7 @@ class Soak {
                  {"failed_jobs", counts_.failed_jobs},
                  {"path_commands", counts_.path_commands},
                  {"restored", counts_.restored},
+                 {"persistent", persistent_},
                  {"last_saved", saved_}});
     return line;
   }
@@ -482,6 +484,7 @@ class Soak {
 
   std::mt19937_64 random_;
   FaultFs fs_;
+  const uint64_t persistent_;  // as DaemonProcess::PersistentPaths
   DaemonProcess daemon_;
   std::vector<Job> jobs_;
   uint64_t names_ = 0;

@@ -32,6 +32,12 @@ std::string ReadFile(const std::string& path) {
 
 }  // namespace
 
+std::vector<std::string> DaemonProcess::PersistentPaths(uint64_t which) {
+  const std::string persistent = "persistent = true\n";
+  if (which % 3 == 0) return {};
+  return {which % 3 == 1 ? persistent : "", persistent};
+}
+
 DaemonProcess::DaemonProcess(Options options) : options_(std::move(options)) {
   const char* parent = std::getenv("TMPDIR");
   std::string pattern = std::string(parent != nullptr && *parent != 0 ? parent : "/tmp") + "/mlpo-test-XXXXXX";

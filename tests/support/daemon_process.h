@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,9 @@ class DaemonProcess {
     std::vector<std::string> path_settings =
         {};  // more lines of each [[path]]; the last one is also of those behind it
   };
+  // For path_settings: which of the paths are persistent, so that a checkpoint on their file system clones or takes over
+  // what is on them. By `which` modulo 3: none, all, all but the first.
+  static std::vector<std::string> PersistentPaths(uint64_t which);
   DaemonProcess() : DaemonProcess(Options{}) {}
   explicit DaemonProcess(Options options);
   ~DaemonProcess();

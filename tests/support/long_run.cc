@@ -126,10 +126,10 @@ bool Ends(pid_t process, int seconds) {
 
 }  // namespace
 
-Sources FindSources() {
+Sources FindSources(const std::string& also) {
   const std::string git = std::string("git -C '") + MLPO_SOURCE_FOLDER + "' ";
   const std::string tested =
-      " -- CMakeLists.txt proto client daemon tests/support tests/stress tests/unit/io_scratch.h";
+      " -- CMakeLists.txt proto client daemon tests/support tests/stress tests/unit/io_scratch.h " + also;
   Sources sources;
   sources.commit = OutputOf(git + "rev-parse HEAD");
   sources.tree = OutputOf(git + "ls-tree HEAD" + tested + " | sha256sum | cut -c 1-16");
@@ -137,8 +137,8 @@ Sources FindSources() {
   return sources;
 }
 
-Report::Report(std::string file, std::string command, bool fresh)
-    : file_(std::move(file)), command_(std::move(command)), sources_(FindSources()) {
+Report::Report(std::string file, std::string command, bool fresh, const std::string& also)
+    : file_(std::move(file)), command_(std::move(command)), sources_(FindSources(also)) {
   if (file_.empty()) return;
   std::ofstream appends(file_, std::ios::app);
   std::ifstream lines(file_);

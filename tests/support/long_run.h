@@ -22,13 +22,14 @@ struct Sources {
   std::string tree;  // of what is under test; changes with it
   bool dirty = true;
 };
-Sources FindSources();
+// `also`: files and folders under test besides those of every long command, with spaces between.
+Sources FindSources(const std::string& also = "");
 
 class Report {
  public:
-  // Reads what `file` has; "" keeps none. `fresh`: as if there was nothing in it. Throws std::runtime_error where it
-  // cannot be read or written.
-  Report(std::string file, std::string command, bool fresh);
+  // Reads what `file` has; "" keeps none. `fresh`: as if there was nothing in it. `also`: as for FindSources. Throws
+  // std::runtime_error where it cannot be read or written.
+  Report(std::string file, std::string command, bool fresh, const std::string& also = "");
   // A line with all members of `like`, from these sources, that `counts`.
   bool Has(const nlohmann::json& like, const std::function<bool(const nlohmann::json&)>& counts) const;
   // Sum of a number over all such lines.

@@ -3,8 +3,10 @@
 #include <cerrno>
 #include <map>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "daemon/base/plain_text.h"
 #include "daemon/checkpoint/shard_runs.h"
 #include "tests/support/catch.h"
 
@@ -119,6 +121,14 @@ TEST_CASE("ShardRuns.AreWhatCountingCoordinatesSays") {
       common += std::count(from_elements.begin(), from_elements.end(), element);
     REQUIRE(CommonElements(to, from) == common);
   }
+}
+
+TEST_CASE("ShardRuns.MessagesHaveAnyShapeAndNamesOfAnyBytes") {
+  CHECK(ShapeText({}) == "[]");
+  CHECK(ShapeText({6}) == "[6]");
+  CHECK(ShapeText({6, 0, 8}) == "[6, 0, 8]");
+  CHECK(PlainText("layer.0 ~") == "layer.0 ~");
+  CHECK(PlainText(std::string("a\0\n\x7f\xc3\xa4", 6)) == "a?????");
 }
 
 TEST_CASE("ShardRuns.AreAsLongAsTheyCanBe") {

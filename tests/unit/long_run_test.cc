@@ -147,5 +147,40 @@ TEST_CASE("Report.GoesOnBehindALineThatWasCut") {
   for (const char* member : {"command", "commit", "tree", "dirty", "time", "number"}) CHECK(read[2].contains(member));
 }
 
+TEST_CASE("LongForms.EachCaseHasItsLineAndOneThatEndedWellIsNotRunAgain") {
+  ScratchFolder scratch;
+  const std::string program = scratch.path() + "/fake", file = scratch.path() + "/report.jsonl";
+  std::ofstream(program) << "#!/bin/sh\n"
+                            "if [ \"$1\" = --list-tests ]; then\n"
+                            "  printf 'All available test cases:\\n  well\\n  not well\\n      [tag]\\n'\n"
+                            "  exit 2\n"
+                            "fi\n"
+                            "echo \"long form $MLPO_LONG of $1\"\n"
+                            "[ \"$1\" = well ]\n";
+  fs::permissions(program, fs::perms::owner_all);
+  const std::string command = std::string("'") + MLPO_LONG_FORMS + "' --folder '" + scratch.path() + "' --report '" +
+                              file + "' fake >/dev/null";
+  std::vector<json> lines;
+  for (const size_t more : {size_t{2}, size_t{FindSources("tests/integration tests/unit").dirty ? 2u : 1u}}) {
+    const int status = std::system(command.c_str());
+    REQUIRE(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 1);
+    const size_t before = lines.size();
+    lines.clear();
+    std::ifstream report(file);
+    for (std::string line; std::getline(report, line);) lines.push_back(json::parse(line));
+    CHECK(lines.size() == before + more);
+  }
+  REQUIRE(lines.size() >= 3);
+  CHECK(lines[0].at("case") == "well");
+  CHECK(lines[0].at("outcome") == "ok");
+  CHECK(lines[0].at("said") == "long form 1 of well\n");
+  for (const json& line : {lines[1], lines.back()}) {
+    CHECK(line.at("case") == "not well");
+    CHECK(line.at("outcome") == "failed");
+  }
+  for (const char* member : {"program", "seed", "seconds", "commit", "tree"}) CHECK(lines[0].contains(member));
+}
+
 }  // namespace
 }  // namespace mlpo::test

@@ -348,6 +348,7 @@ TEST_CASE("Scheduler.NoPathLeftIsAnErrorWithinItsTime") {
   CHECK(tier.completion(stuck).failure.status == MLPO_E_IO);
   CHECK(tier.completion(stuck).failure.os_errno == EFBIG);
   CHECK(tier.completion(stuck).failure.text.find("'path' is full") != std::string::npos);
+  CHECK(tier.completion(stuck).failure.text.find("LimitFSIZE=") != std::string::npos);
   full = false;
   tier.Wait(3'000'000'000);
   const uint64_t again = tier.Update(1, 1, 1);

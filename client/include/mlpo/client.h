@@ -386,7 +386,9 @@ MLPO_API int mlpo_restore_begin(mlpo_client* client, const char* directory, cons
  * the caller's. */
 MLPO_API int mlpo_restore_begin_files(mlpo_client* client, const int* files, uint32_t count, int64_t timeout_ns,
                                       struct mlpo_restore_info* info);
-/* One that fails leaves the subgroup without state: restore it again, or write all of it. */
+/* MLPO_ERR_SLOT_BUSY, and nothing is touched: a subgroup, with a handle's first one any of the client, has a gradient
+ * without its update, or an update that has not ended. One that fails with anything else leaves the subgroup without
+ * state: restore it again, or write all of it. */
 MLPO_API int mlpo_submit_restore(mlpo_subgroup* subgroup, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
 /* After the last of them has ended. A session has four handles at most that have not been ended: beginning one more is
  * -EBUSY. */

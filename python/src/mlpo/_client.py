@@ -81,6 +81,8 @@ class Client:
         self.job = ffi.string(info.job).decode()
         self.daemon_uid = int(info.daemon_uid)  #: whose daemon it is
         self._unfinished: set[Saved] = set()  # whose files have still to get their names
+        self._tidied: set[tuple[str, bool]] = set()  # directories of checkpoints: see _saving.remove_rests
+        self._last_save: Optional[tuple[str, Request[int], Request[bool]]] = None  # tag, snapshot and end
         _open_clients.add(self)
 
     def __repr__(self) -> str:
@@ -336,8 +338,9 @@ class Client:
         timeout: seconds; None waits while the daemon lives.
 
         Raises MlpoError: ENOENT if there is no such checkpoint; EINVAL if it is damaged, or naming a tensor that is not
-        in it as it is here; else what reading failed with. A subgroup whose restore has failed has no state: restore()
-        again, or write_state() all of it.
+        in it as it is here; MLPO_ERR_SLOT_BUSY, with all states as they were, while any subgroup has a gradient without
+        its update, or an update that has not ended: discard() or wait; else what reading failed with. A subgroup whose
+        restore has failed has no state: restore() again, or write_state() all of it.
         """
         self._session.check_not_forked()
         return restore(self, list(self._subgroups), directory, tag, attempt, timeout)

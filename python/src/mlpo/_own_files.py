@@ -24,6 +24,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = re.compile(r"\.(data|manifest)-[0-9a-f]{32}\.new")  # where the file system has no nameless files
 _PART_FILE = re.compile(r"(data|manifest)-([0-9a-f]{32})(-(0|[1-9][0-9]{0,9})|\.new)?")
+_PART_FOLDER = re.compile(r"part-(0|[1-9][0-9]{0,9})")
 _TRIES = 16  # folders and names that somebody else takes away in the same moment
 
 
@@ -230,8 +231,14 @@ class PartFiles:
                 )
 
             def goes(job: Optional[str], _: Optional[int], attempt: str = attempt) -> bool:
-                cut = attempt not in [each.id for each in _complete(_parts.attempts(self._tag))]
-                return cut and job in (None, self._job)
+                if job not in (None, self._job):
+                    return False
+                # With our part committed it may become complete, until nobody saves any other. In this order: whoever
+                # is not seen to save has its manifest by then, or never will.
+                committed = os.path.lexists(self._part / f"manifest-{attempt}")
+                if committed and _is_live(self._fds[1], attempt, self._part.name):
+                    return False
+                return attempt not in [each.id for each in _complete(_parts.attempts(self._tag))]
 
             _remove_part(part, self._part, self._rank, attempt, goes)
 
@@ -299,7 +306,9 @@ class PartFiles:
         if not _is_settled(self._fds[0], self._fds[1], self._tag, attempt, world_size):
             return False
         found = _parts.attempts(self._tag)
-        own = next(each for each in found if each.id == attempt)
+        own = next((each for each in found if each.id == attempt), None)
+        if own is None or not own.complete:
+            return False  # another job has saved over it since: it was complete, and is gone
         later = [each for each in _complete(found) if each.order > own.order]
         if later:
             _warn(
@@ -312,7 +321,7 @@ class PartFiles:
         orders = {each.id: each.order for each in found}
         for name in sorted(os.listdir(self._fds[1])):
             shown = self._tag / name
-            if not re.fullmatch(r"part-(0|[1-9][0-9]{0,9})", name):
+            if not _PART_FOLDER.fullmatch(name):
                 continue
             try:
                 folder = os.open(name, _FOLDER, dir_fd=self._fds[1])
@@ -425,8 +434,30 @@ def _attempts_in(folder: int) -> list[str]:
     return sorted({match[2] for match in matches if match is not None})
 
 
-def _remove_nameless(folder: int) -> None:
-    """Files that have not been given their names yet, if whoever made them is dead for sure."""
+def _is_live(tag: int, attempt: str) -> bool:
+    """Whether any part of an attempt, but that in one folder, is being saved or removed. What cannot be seen may be."""
+    for name in os.listdir(tag):
+        if name == but or not _PART_FOLDER.fullmatch(name):
+            continue
+        fds: list[int] = []
+        try:
+            fds.append(os.open(name, _FOLDER, dir_fd=tag))
+            fds.append(os.open(f"data-{attempt}-0", os.O_RDONLY | _FILE, dir_fd=fds[0]))
+            if _lock(fds[1], fcntl.LOCK_SH) is _Lock.HELD:
+                return True
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+        finally:
+            for fd in fds:
+                os.close(fd)
+    return False
+
+
+def _remove_nameless(folder: int) -> int:
+    """Files that have not been given their names yet, if whoever made them is dead for sure. How many went."""
+    gone = 0
     for name in os.listdir(folder):
         if not _NEW.fullmatch(name) or not _is_own(folder, name):
             continue
@@ -436,18 +467,24 @@ def _remove_nameless(folder: int) -> None:
             continue
         try:
             if _lock(fd, fcntl.LOCK_EX) is _Lock.TAKEN:
-                _removed(folder, name)
+                gone += _removed(folder, name)
         finally:
             os.close(fd)
+    return gone
 
 
 def _remove_part(
-    folder: int, shown: pathlib.Path, rank: int, attempt: str, goes: Callable[[Optional[str], Optional[int]], bool]
-) -> None:
-    """Removes an attempt's part of a rank, unless it is being saved. `goes` decides by its job and when it began (None:
-    not known), while nobody can save or remove it. The manifest goes first, durably, so that no half of it ever looks
-    whole; the first data file last, since it carries the lock. Somebody else's files, and what has another header than
-    its name, stay, with a warning."""
+    folder: int,
+    shown: pathlib.Path,
+    rank: int,
+    attempt: str,
+    goes: Callable[[Optional[str], Optional[int]], bool],
+    only_if_dead: bool = False,
+) -> int:
+    """Removes an attempt's part of a rank, unless it is being saved; how many files went. `goes` decides by its job and
+    when it began (None: not known), while nobody can save or remove it. `only_if_dead`: not if, for want of locks,
+    nobody knows. The manifest goes first, durably, so that no half of it ever looks whole; the first data file last,
+    since it has the lock. Somebody else's files, and what has another header than its name, stay, with a warning."""
     first_name = f"data-{attempt}-0"
     try:
         first = os.open(first_name, os.O_RDWR | _FILE, dir_fd=folder)
@@ -455,14 +492,16 @@ def _remove_part(
         first = -1  # nobody saves it
     except OSError as error:
         _warn(f"{shown / first_name} stays: {error.strerror}")
-        return
+        return 0
     try:
         lock = _lock(first, fcntl.LOCK_EX) if first >= 0 else _Lock.UNKNOWN
         if lock is _Lock.HELD or (first >= 0 and not _is_named(folder, first_name, first)):
-            return
+            return 0
+        if only_if_dead and first >= 0 and lock is _Lock.UNKNOWN:
+            return 0
         if first >= 0 and not _is_own(folder, first_name):
             _warn(f"{shown / first_name} stays: it is another user's, or no file")
-            return
+            return 0
         head: Optional[_parts.Head] = None
         try:
             head = _parts.read_head(shown / f"manifest-{attempt}")
@@ -477,10 +516,11 @@ def _remove_part(
         else:
             job, started = next((each.job for each in pages.values() if each is not None), None), None
         if not goes(job, started):
-            return
+            return 0
+        gone = 0
         for name in (f"manifest-{attempt}", f"manifest-{attempt}.new"):
             if _is_own(folder, name):
-                _removed(folder, name)
+                gone += _removed(folder, name)
         os.fsync(folder)
         for what in strange:
             _warn(f"{what}: it stays")
@@ -488,9 +528,10 @@ def _remove_part(
             # Without a header it was cut before it had one, unless somebody is about to write it.
             bare = pages[name] is None and lock is _Lock.TAKEN
             if bare or _fits(pages[name], name, rank, attempt):
-                _removed(folder, name)
+                gone += _removed(folder, name)
             else:
                 _warn(f"{shown / name} stays: it has not the header of its name")
+        return gone
     finally:
         if first >= 0:
             os.close(first)

@@ -6,10 +6,11 @@ import contextlib
 import errno
 import os
 import pathlib
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
 
-from . import _parts
+from . import _parts, _rests
 from ._blocking import Deadline, interruptible, nanoseconds
 from ._errors import MlpoError, TimeoutError, check
 from ._native import ffi, lib
@@ -62,6 +63,7 @@ class Saved:
         self.snapshot = self._submit(lib.mlpo_checkpoint_take, lambda result: int(result.value))
         self._end = self._submit_saved()
         self._taken = True
+        self._client._last_save = (self.tag, self.snapshot, self._end)
         if self._files is not None:
             self._client._unfinished.add(self)
 
@@ -78,7 +80,7 @@ class Saved:
 
     def done(self) -> bool:
         """Whether it has ended: this rank's part is durable, or it has failed."""
-        return self._end.done() or (self.snapshot.done() and self.snapshot.exception(0) is not None)
+        return _has_ended(self.snapshot, self._end)
 
     def result(self, timeout: Optional[float] = None) -> bool:
         """Waits until this rank's part is durable. True on the rank that is done last, if all ranks' parts are there.
@@ -159,6 +161,49 @@ class Saved:
         end.exception(deadline.remaining())  # then its files are gone
 
 
+def _has_ended(snapshot: Request[int], end: Request[bool]) -> bool:
+    return end.done() or (snapshot.done() and snapshot.exception(0) is not None)
+
+
+def settle_last(client: Client) -> None:
+    """For all ranks before any of them begins another checkpoint: who begins removes what is incomplete of its own.
+
+    What the client saved last gets its names, if nothing else is left to do. Raises MlpoError: EBUSY while it goes on.
+    """
+    if client._last_save is not None:
+        tag, snapshot, end = client._last_save
+        if not _has_ended(snapshot, end):
+            raise MlpoError(
+                -errno.EBUSY,
+                f"checkpoint {tag!r} of rank {client.rank} has not ended: wait for its result(), or abandon() it, "
+                "before the next one",
+            )
+    for saved in list(client._unfinished):
+        if saved.done():
+            with contextlib.suppress(OSError):  # for who asks for its result()
+                saved.result(0)
+
+
+def remove_rests(client: Client, directory: str, of_all: bool = False) -> None:
+    """What killed clients have left in a directory, with a client's first save there: of this rank, and of those that
+    there are no more. `of_all`: of all ranks, and what cut saves of the job have left, too; before any rank begins.
+    What cannot be removed has a warning."""
+    place = os.path.abspath(directory)
+    if (place, of_all) in client._tidied:
+        return
+    client._tidied.add((place, of_all))
+    try:
+        if of_all:
+            _rests.remove_uncommitted(place, client.job)
+            _rests.remove_cut(place, client.job)
+        else:
+            _rests.remove_uncommitted(place, client.job, lambda rank: rank % client.world_size == client.rank)
+    except FileNotFoundError:
+        pass  # somebody else removes there, or there is no such directory, which who saves is told
+    except OSError as error:
+        warnings.warn(f"what earlier saves have left in {place} stays: {error}", RuntimeWarning, stacklevel=3)
+
+
 def _check_attempt(attempt: Optional[bytes], which: str) -> None:
     if attempt is not None and len(attempt) != 16:
         raise ValueError(f"attempt has {len(attempt)} bytes; it has 16, {which}")
@@ -186,6 +231,7 @@ def begin_save(
         kept.append(ffi.new("char []", os.fsencode(os.path.abspath(directory))))
         options.directory = kept[-1]
     else:
+        remove_rests(client, directory)
         try:
             files = PartFiles(directory, tag, client.rank, client.job, overwrite, attempt)
         except MlpoError:

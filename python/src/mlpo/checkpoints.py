@@ -40,7 +40,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequenc
 import numpy as np
 import numpy.typing as npt
 
-from . import _parts
+from . import _parts, _rests
 from ._errors import MlpoError
 from ._own_files import PartFiles
 from ._parts import STATES, CheckpointError
@@ -714,6 +714,8 @@ def _main(arguments: Sequence[str]) -> int:
     listing.add_argument("directory")
     exporting = commands.add_parser("export", help="whole tensors into one file")
     importing = commands.add_parser("import", help="a checkpoint of what is in files")
+    collecting = commands.add_parser("gc", help="removes what killed clients and cut saves of this user have left")
+    collecting.add_argument("directory")
     exporting.add_argument("directory")
     exporting.add_argument("file")
     exporting.add_argument("--tag", help="default: the newest that is complete")
@@ -738,6 +740,10 @@ def _carry_out(options: Any) -> None:
             state = "complete" if found.complete else f"{found.ranks} of {found.world_size} parts"
             saved = f"{found.tag}  step {found.step}  {found.world_size} ranks  {found.attempt}"
             print(f"{saved}  {state}  job {found.job}")
+        return
+    if options.command == "gc":
+        gone = _rests.remove_uncommitted(options.directory) + _rests.remove_cut(options.directory)
+        print(f"removed {gone} files")
         return
     file = options.file if options.command == "export" else options.files[0]
     kind = options.format or ("safetensors" if str(file).endswith(".safetensors") else "torch")

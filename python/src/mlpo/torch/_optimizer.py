@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 from .._blocking import Deadline
 from .._client import Client
 from .._errors import MlpoError, NonFiniteGradientError, not_offered
-from .._saving import Restored, Restoring, Saved, begin_restore, begin_save
+from .._saving import Restored, Restoring, Saved, begin_restore, begin_save, remove_rests, settle_last
 from .._subgroup import Subgroup
 from . import _checkpoint, _checks, _default_client, _loading, _norm, _scaler, _shards, _state
 from ._absent import Absent
@@ -427,9 +427,10 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
         With torch.distributed a collective: all ranks begin, or all raise. A checkpoint is complete, and only then ever
         loaded, when all ranks have their parts. Where result() raises on one rank (no room left on storage), those of
-        the others stay until the tag is saved again or ``mlpo-ctl checkpoint remove DIRECTORY TAG``; no load() takes
-        them. It needs a block of memory. It has all that the client has registered; param_groups and schedulers are not
-        in it: save them with the model's own state. Raises as Client.checkpoint() does.
+        the others stay until the tag is saved again, or the first save of a later run finds a complete one that began
+        after them, or ``mlpo-ctl checkpoint remove DIRECTORY TAG``; no load() takes them. It needs a block of memory.
+        It has all that the client has registered; param_groups and schedulers are not in it: save them with the model's
+        own state. Raises as Client.checkpoint() does.
         """
         together = _checkpoint.Together(self._client, process_group)
 
@@ -443,6 +444,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             client = self._connected()
             together.check(client)
             _checkpoint.check_names(client)
+            settle_last(client)
+            if together.rank == 0 and (client.world_size == 1 or not together.alone):
+                remove_rests(client, directory, of_all=True)
             made = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
             return _checkpoint.Plan(tag, step, attempt, overwrite, made, uuid.uuid4().bytes)
 

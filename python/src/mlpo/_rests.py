@@ -1,0 +1,121 @@
+"""What killed clients and cut saves have left in a directory of checkpoints, under tags that nobody saves again. Each
+part goes by the rules of proto/FORMAT.md for removing; where the file system has no locks nobody knows who is dead, and
+all of it stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from typing import Callable, Iterator, Optional
+
+from . import _parts
+from ._own_files import (
+    _FOLDER,
+    _PART_FOLDER,
+    _attempts_in,
+    _is_live,
+    _remove_empty,
+    _remove_nameless,
+    _remove_part,
+)
+
+
+def remove_uncommitted(
+    directory: str, job: Optional[str] = None, mine: Callable[[int], bool] = lambda rank: True
+) -> int:
+    """Files of parts that have no manifest and are not being saved, of ranks that are `mine`: they never become parts.
+    Of one job, or of any; what does not say whose it is goes with either. How many went."""
+    gone = 0
+    for tag, rank, _, folder in _part_folders(directory):
+        if not mine(rank):
+            continue
+        gone += _remove_nameless(folder)
+        for attempt in _attempts_in(folder):
+            manifest = tag / f"part-{rank}" / f"manifest-{attempt}"
+            gone += _remove_dead(folder, tag, rank, attempt, job, lambda file=manifest: not os.path.lexists(file))
+    return gone
+
+
+def remove_cut(directory: str, job: Optional[str] = None) -> int:
+    """All parts of saves that are not complete, that nobody is saving, and that began before the last complete
+    checkpoint of their job; of one job, or of any. How many files went.
+
+    Files that clients make cannot be seen while they are saved: no client of the job may be saving.
+    """
+    place = pathlib.Path(os.path.abspath(directory))
+    found = [each for tag in _tags(place) for each in _parts.attempts(tag) if job in (None, each.head.job)]
+    last: dict[str, tuple[int, str]] = {}
+    for each in found:
+        if each.complete:
+            last[each.head.job] = max(each.order, last.get(each.head.job, each.order))
+    cut: set[tuple[pathlib.Path, str]] = set()
+    for each in found:
+        if not each.complete and each.head.job in last and each.order < last[each.head.job]:
+            cut.add((each.folder, each.id))
+    gone = 0
+    for tag, rank, tag_fd, folder in _part_folders(directory):
+        for attempt in [each for each in _attempts_in(folder) if (tag, each) in cut]:
+
+            def goes(tag: pathlib.Path = tag, rank: int = rank, tag_fd: int = tag_fd, attempt: str = attempt) -> bool:
+                # In this order: whoever is not seen to save has its manifest by then, or never will.
+                live = _is_live(tag_fd, attempt, f"part-{rank}")
+                return not live and not any(each.complete and each.id == attempt for each in _parts.attempts(tag))
+
+            gone += _remove_dead(folder, tag, rank, attempt, job, goes)
+    return gone
+
+
+def _remove_dead(
+    folder: int, tag: pathlib.Path, rank: int, attempt: str, job: Optional[str], goes: Callable[[], bool]
+) -> int:
+    def may_go(of: Optional[str], _: Optional[int]) -> bool:
+        return (job is None or of in (None, job)) and goes()
+
+    return _remove_part(folder, tag / f"part-{rank}", rank, attempt, may_go, only_if_dead=True)
+
+
+def _tags(place: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(each for each in place.iterdir() if _parts.is_tag(each.name) and each.is_dir())
+
+
+def _part_folders(directory: str) -> Iterator[tuple[pathlib.Path, int, int, int]]:
+    """(tag's folder, rank, descriptors of the tag's and of the part's folder) of our own, each open until the next is
+    asked for; those that have become empty meanwhile go."""
+    place = pathlib.Path(os.path.abspath(directory))
+    with contextlib.ExitStack() as opened:
+        root = _opened(opened, os.fspath(place), None)
+        for tag in _tags(place):
+            with contextlib.ExitStack() as of_tag:
+                try:
+                    tag_fd = _opened(of_tag, tag.name, root)
+                    names = sorted(os.listdir(tag_fd))
+                except OSError:  # a link, closed to us, or just removed
+                    continue
+                emptied = False
+                for name in names:
+                    match = _PART_FOLDER.fullmatch(name)
+                    if match is None:
+                        continue
+                    with contextlib.ExitStack() as of_part:
+                        try:
+                            folder = _opened(of_part, name, tag_fd)
+                            had = os.fstat(folder).st_uid == os.geteuid() and bool(os.listdir(folder))
+                        except OSError:
+                            continue
+                        if not had:
+                            continue
+                        yield tag, int(match[1]), tag_fd, folder
+                        if not os.listdir(folder):
+                            _remove_empty(tag_fd, name)
+                            emptied = True
+                if emptied:
+                    _remove_empty(root, tag.name)
+
+
+def _opened(stack: contextlib.ExitStack, name: str, parent: Optional[int]) -> int:
+    """Below a folder never through a link."""
+    flags = _FOLDER if parent is not None else _FOLDER & ~os.O_NOFOLLOW
+    fd = os.open(name, flags, dir_fd=parent)
+    stack.callback(os.close, fd)
+    return fd
