@@ -30,5 +30,9 @@ mlpo_test(path_model_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR
 mlpo_test(step_record_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/step_record_test.cc)
 mlpo_test(calibration_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/calibration_test.cc)
 mlpo_test(scheduler_speeds_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_speeds_test.cc)
-mlpo_test(scheduler_saves_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_saves_test.cc)
+mlpo_test(scheduler_saves_test LIBS mlpo_fake_tier SOURCES
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_saves_test.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_handover_test.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_stuck_saves_test.cc
+  ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_restore_test.cc)
 mlpo_test(copy_pace_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/copy_pace_test.cc)
