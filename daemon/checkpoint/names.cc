@@ -96,9 +96,4 @@ std::optional<PartFileName> ParsePartFileName(std::string_view name) {
   return found;
 }
 
-bool IsUnnamedFile(std::string_view name) {
-  if (!TakePrefix(&name, ".") || (!TakePrefix(&name, kData) && !TakePrefix(&name, kManifest))) return false;
-  return name.ends_with(kNew) && ParseAttempt(name.substr(0, name.size() - kNew.size()));
-}
-
 }  // namespace mlpo

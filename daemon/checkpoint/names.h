@@ -39,8 +39,6 @@ struct PartFileName {
   uint32_t index = 0;  // of a data file
 };
 std::optional<PartFileName> ParsePartFileName(std::string_view name);
-// A client's file before it has its name, where the file system cannot make nameless ones: ".data-HEX.new" or manifest.
-bool IsUnnamedFile(std::string_view name);
 
 // ".data-<32 digits>.new", ".manifest-<32 digits>.new": of a file that a client has made and not given its name yet,
 // where the file system has no nameless ones. The digits are no attempt.
