@@ -31,10 +31,15 @@ using boost::asio::post;
 namespace {
 
 constexpr auto kStopPatience = std::chrono::seconds(5);  // at the daemon's end, for steps that are being carried out
+constexpr auto kPathPatience = std::chrono::seconds(10);  // for a path that is asked by its keeper: then others are
 // Saves and restores that are still under way, or hang: of a session (which may have one and four that it has not
 // ended), and of a user's sessions that have ended, whose saves go on.
 constexpr uint32_t kMostOfSession = 16;
 constexpr uint32_t kMostOfEnded = 64;
+// Of manifests that clients have passed, as their files have them; in memory they may take a few times as much. Anybody
+// may make them as large as they may be, and never let the reading end.
+constexpr uint64_t kManifestsOfUser = kMaxManifestBytes;
+constexpr uint64_t kManifestsOfAll = 4 * kManifestsOfUser;
 
 int64_t UnixNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -113,11 +118,17 @@ struct CheckpointRuns::Run {
   bool held = false;                        // hold_files has been called; its thread
   uint64_t number = 0;                      // of the save; data thread
   bool chosen = false;                      // its attempt, by attempts_; main thread
+  // Until the session may begin another one, and until what the journal has of this one is a rest.
+  std::unique_ptr<Entry<SessionId>> saving;
+  std::unique_ptr<Entry<std::pair<AttemptId, uint32_t>>> recorded;
 
   // Wherever the last one lets go of it: closing and removing files is its thread's.
   ~Run() {
     if (!files) return;
-    thread->Post([kept = journal, rest = std::shared_ptr<PartFiles>(std::move(files))]() mutable { rest.reset(); });
+    // Its ticket counts until then.
+    thread->Post([kept = journal, ticket = ticket, rest = std::shared_ptr<PartFiles>(std::move(files))]() mutable {
+      rest.reset();
+    });
   }
 };
 
@@ -209,22 +220,39 @@ void CheckpointRuns::ToData(std::function<void()> work) {
 // ---- The journal ----
 
 // ENOENT, unless it is to be made, on a path that has never had one: who only looks for rests leaves nothing there.
-Result<UniqueFd> CheckpointRuns::OpenJournal(const Path& path, bool make, std::string* shown) const {
+Result<UniqueFd> CheckpointRuns::OpenJournal(const Path& path, bool make, std::string* shown) {
   Result<UniqueFd> folder = path.OpenFolder();
   if (!folder.ok()) return folder;
   *shown = path.folder_shown() + "/" + kJournalFolder;
   return make ? MakeFolder(folder->get(), kJournalFolder, *shown) : OpenFolder(folder->get(), kJournalFolder, *shown);
 }
 
-// On the first path that has not been evacuated, and that it can be written to.
+Status CheckpointRuns::NoAnswer(const Path& path) {
+  return Status(-ETIMEDOUT, "the file system of path " + path.name() + " (" + path.directory() + ") does not answer");
+}
+
+// On the first path that has not been evacuated, that answers, and that it can be written to.
 Result<UniqueFd> CheckpointRuns::OpenJournalFor(const JournalRecord& record, std::string* shown) {
+  struct Proven {
+    Result<UniqueFd> journal;
+    std::string shown;
+  };
   const OnPaths on_paths(this);
   if (!on_paths) return Status(-ESHUTDOWN, "the daemon is stopping");
   Status last(-EIO, "no path can be used");
   for (const Options::Place& place : options_.paths) {
-    Result<UniqueFd> journal = OpenJournal(*place.path, /*make=*/true, shown);
-    last = journal.ok() ? ProveJournal(journal->get(), *shown, record) : journal.status();
-    if (last.ok()) return journal;
+    const auto prove = [path = place.path, record]() -> Proven {
+      std::string name;
+      Result<UniqueFd> journal = OpenJournal(*path, /*make=*/true, &name);
+      const Status proven = journal.ok() ? ProveJournal(journal->get(), name, record) : journal.status();
+      if (!proven.ok()) journal = proven;
+      return {std::move(journal), std::move(name)};
+    };
+    std::optional<Proven> proven = place.keeper->Ask<Proven>(prove, kPathPatience);
+    last = proven ? proven->journal.status() : NoAnswer(*place.path);
+    if (!last.ok()) continue;
+    *shown = std::move(proven->shown);
+    return std::move(proven->journal);
   }
   return last.Within("the daemon's journal of checkpoints cannot be written");
 }
@@ -264,24 +292,35 @@ GcReport CheckpointRuns::CollectGarbage(bool dry_run) {
   GcReport report;
   report.dry_run = dry_run;
   for (const Options::Place& place : options_.paths) {
-    std::string shown = "the daemon's journal of checkpoints";
-    Result<UniqueFd> journal = Status(-ESHUTDOWN, "the daemon is stopping");
+    const auto find = [self = shared_from_this(), path = place.path]() -> Result<JournalRest> {
+      std::string shown;
+      Result<UniqueFd> journal = OpenJournal(*path, /*make=*/false, &shown);
+      if (!journal.ok()) return journal.status();
+      const auto is_live = [&self](const JournalRecord& record) {
+        const std::lock_guard lock(self->mutex_);
+        return self->recorded_.contains({record.attempt, record.rank});
+      };
+      return FindRest(std::move(*journal), shown, is_live, /*alone=*/false);
+    };
+    Result<JournalRest> rest = Status(-ESHUTDOWN, "the daemon is stopping");
     {
       const OnPaths on_paths(this);
-      if (on_paths) journal = OpenJournal(*place.path, /*make=*/false, &shown);
+      if (on_paths) {
+        std::optional<Result<JournalRest>> found = place.keeper->Ask<Result<JournalRest>>(find, kPathPatience);
+        if (found) {
+          rest = std::move(*found);
+        } else {
+          rest = NoAnswer(*place.path);
+        }
+      }
     }
-    if (journal.status().code() == -EBADF || journal.status().code() == -ENOENT) continue;  // evacuated; never had one
-    const auto is_live = [this](const JournalRecord& record) {
-      const std::lock_guard lock(mutex_);
-      return recorded_.contains({record.attempt, record.rank});
-    };
-    const Result<JournalRest> rest =
-        journal.ok() ? FindRest(std::move(*journal), shown, is_live, /*alone=*/false) : journal.status();
+    if (rest.status().code() == -EBADF || rest.status().code() == -ENOENT) continue;  // evacuated; never had one
     if (rest.ok()) {
-      for (const std::string& reason : rest.value().strange) report.kept.push_back({shown, 0, reason});
-      RemoveRest(rest.value(), CheckWorkingHeader, dry_run, &report);
+      for (const std::string& reason : rest->strange) report.kept.push_back({rest->shown, 0, reason});
+      RemoveRest(*rest, CheckWorkingHeader, dry_run, &report);
     } else {
-      report.failed.push_back({shown, 0, rest.status().message()});
+      report.failed.push_back(
+          {place.directory + " (the daemon's journal of checkpoints)", 0, rest.status().message()});
     }
   }
   return report;
@@ -292,50 +331,52 @@ GcReport CheckpointRuns::CollectGarbage(bool dry_run) {
 void CheckpointRuns::Begin(const SessionIdentity& identity, const Save& save, std::function<void(Result<Begun>)> done) {
   const Result<std::shared_ptr<Ticket>> ticket = TakeTicket(identity);
   if (!ticket.ok()) return done(ticket.status());
-  auto run = std::make_shared<Run>();
+  const auto run = std::make_shared<Run>();
   run->identity = identity;
   run->ticket = ticket.value();
   run->save = save;
-  run->done = std::move(done);
   run->handle = next_handle_++;
-  const auto refuse = [&](const Status& status) {
-    Ended(*run);
-    run->done(status);
-  };
-  {
-    const std::lock_guard lock(mutex_);
-    if (!saving_.insert(identity.id).second)
-      return run->done(Status(-EBUSY, "the session has a checkpoint that has not ended"));
-    recorded_.emplace(save.attempt, identity.rank);
-  }
-  Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("checkpoint", 1);
-  if (!thread.ok()) return refuse(thread.status());
-  run->thread = std::move(*thread);
+  const Status entered = Enter(*run);
+  if (!entered.ok()) return done(entered);
+  run->done = std::move(done);
   if (save.files) {
     std::erase_if(passed_, [](const auto& entry) { return entry.second.expired(); });
     passed_.emplace(identity.id, run);
   }
-  run->chosen = save.attempt.zero();
-  if (run->chosen) {
-    std::array<uint8_t, 16> random{};
-    if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
-      return refuse(Status::Errno(errno, "getrandom"));
-    const Result<AttemptId> attempt =
-        attempts_.Choose(SaveOf(*run), {identity.rank, identity.id, save.newest_session, save.ranks_here}, random);
-    if (!attempt.ok()) return refuse(attempt.status());
-    const std::lock_guard lock(mutex_);
-    recorded_.erase({run->save.attempt, identity.rank});
-    run->save.attempt = attempt.value();
-    recorded_.emplace(run->save.attempt, identity.rank);
-  }
   Step(run, [this, run] { BeginFiles(run); });
 }
 
-// From here on the session may begin another, and what the journal has of this one is a rest.
-void CheckpointRuns::Ended(const Run& run) {
-  const std::lock_guard lock(mutex_);
-  saving_.erase(run.identity.id);
-  recorded_.erase({run.save.attempt, run.identity.rank});
+template <class T>
+std::unique_ptr<CheckpointRuns::Entry<T>> CheckpointRuns::Enter(std::set<T> CheckpointRuns::*set, const T& key) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!(this->*set).insert(key).second) return nullptr;
+  }
+  return std::make_unique<Entry<T>>(shared_from_this(), set, key);
+}
+
+// Its session, its thread, its attempt. What it has of these when it is refused goes with it.
+Status CheckpointRuns::Enter(Run& run) {
+  run.saving = Enter(&CheckpointRuns::saving_, run.identity.id);
+  if (!run.saving) return Status(-EBUSY, "the session has a checkpoint that has not ended");
+  Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("checkpoint", 1);
+  if (!thread.ok()) return thread.status();
+  run.thread = std::move(*thread);
+  if (run.save.attempt.zero()) {
+    std::array<uint8_t, 16> random{};
+    if (::getrandom(random.data(), random.size(), 0) != static_cast<ssize_t>(random.size()))
+      return Status::Errno(errno, "getrandom");
+    const Result<AttemptId> attempt = attempts_.Choose(
+        SaveOf(run), {run.identity.rank, run.identity.id, run.save.newest_session, run.save.ranks_here}, random);
+    if (!attempt.ok()) return attempt.status();
+    run.save.attempt = attempt.value();
+    run.chosen = true;
+  }
+  if (run.save.files) return Status();  // whose attempt they are is in no journal
+  run.recorded = Enter(&CheckpointRuns::recorded_, std::pair(run.save.attempt, run.identity.rank));
+  if (run.recorded) return Status();
+  return Status(-EEXIST, "attempt " + AttemptText(run.save.attempt) + " of rank " + std::to_string(run.identity.rank) +
+                             " is being saved by this daemon: each save needs an attempt of its own");
 }
 
 // Those that a client has passed are taken over here, where closing them may take its time.
@@ -352,6 +393,7 @@ Result<std::unique_ptr<PartFiles>> CheckpointRuns::MakeFiles(Run& run) {
   options.overwrite = run.save.overwrite;
   options.working = ReadWorkingHeader;
   if (run.save.files) {
+    options.counted = run.save.files;
     std::vector<UniqueFd> files = std::move(*run.save.files);
     return PartFiles::Adopt(std::move(options), std::move(files[0]), std::move(files[1]), run.identity.uid);
   }
@@ -402,11 +444,14 @@ Status CheckpointRuns::ChooseWays(Run& run) {
   std::optional<Way> way;
   for (size_t i = 0; i < options_.paths.size(); ++i) {
     const Options::Place& place = options_.paths[i];
-    const Result<UniqueFd> folder = place.path->OpenFolder();
-    if (!folder.ok()) continue;  // evacuated: nothing of the session will be there
-    const Result<dev_t> other = DeviceOf(folder.value().get(), place.path->folder_shown());
-    if (!other.ok()) return other.status();
-    if (device.value() != other.value()) continue;
+    const auto look = [path = place.path]() -> Result<dev_t> {
+      const Result<UniqueFd> folder = path->OpenFolder();
+      if (!folder.ok()) return folder.status();
+      return DeviceOf(folder.value().get(), path->folder_shown());
+    };
+    const std::optional<Result<dev_t>> other = place.keeper->Ask<Result<dev_t>>(look, kPathPatience);
+    // Evacuated: nothing of the session will be there. Or it does not answer: what is there is copied, if it can be.
+    if (!other || !other->ok() || device.value() != other->value()) continue;
     run.write_bytes_per_s = std::max(run.write_bytes_per_s, place.write_bytes_per_s);
     if (!place.persistent) continue;
     if (!way) {  // what it leaves behind the header is written over
@@ -538,7 +583,9 @@ Result<CheckpointRuns::Placed> CheckpointRuns::Place(Run& run, TakenState& state
   DataLoop* const loop = options_.loop;
   Result<std::unique_ptr<PartWriter>> writer = PartWriter::Start(
       run.files->data_fd(), /*direct=*/true, options_.writers, run.files->shown(),
-      [loop](const PartWriter::Written& written) { loop->Post([loop, written] { loop->PartWritten(written); }); });
+      [loop, counted = run.save.files](const PartWriter::Written& written) {
+        loop->Post([loop, written] { loop->PartWritten(written); });
+      });
   if (!writer.ok()) return writer.status();
   placed.writer = std::move(*writer);
   return placed;
@@ -625,12 +672,15 @@ void CheckpointRuns::Copied(const std::shared_ptr<Run>& run, const Failure& fail
                run->identity.job, run->identity.rank, run->save.tag, run->save.step, AttemptText(run->save.attempt),
                complete, status.message());
   run->files.reset();  // abandons what was not committed
+  run->recorded.reset();
   if (!run->left) DropNext(run);
-  Ended(*run);
   DataLoop* const loop = options_.loop;
   ToData([this, loop, run, status, complete] {
-    // Its threads have nothing left to do, but their end is not waited for here.
-    run->thread->Post([writer = loop->ReleaseWriter(run->number)]() mutable { writer.reset(); });
+    // Its threads have nothing left to do, but their end is not waited for here. Its file may hang when it is closed:
+    // until then the run's ticket counts.
+    run->thread->Post([run, writer = loop->ReleaseWriter(run->number)]() mutable { writer.reset(); });
+    // Before the client hears of it, and begins the next; which comes here behind this.
+    run->saving.reset();
     loop->SaveEnded(run->number, status, complete);
     ToMain([this, run] { options_.hold_files(run->identity.id, false); });
   });
@@ -647,8 +697,9 @@ void CheckpointRuns::DropNext(const std::shared_ptr<Run>& run) {
 void CheckpointRuns::End(const std::shared_ptr<Run>& run, const Status& status) {
   run->files.reset();
   run->save.files.reset();
+  run->recorded.reset();
   DropNext(run);
-  Ended(*run);
+  run->saving.reset();
   ToMain([this, run, status, held = run->held] {
     if (held) options_.hold_files(run->identity.id, false);
     if (run->chosen) attempts_.Return(SaveOf(*run), run->identity.rank, run->save.attempt);
@@ -716,8 +767,44 @@ Result<CheckpointRuns::Parts> CheckpointRuns::FindParts(const SessionIdentity& i
   return Parts{*attempt, *parts, FolderOpener(directory, *parts)};
 }
 
+struct CheckpointRuns::PassedManifest {
+  const std::shared_ptr<CheckpointRuns> runs;
+  const uint32_t uid;
+  const uint64_t bytes;
+  Manifest manifest;
+
+  ~PassedManifest() {
+    if (bytes == 0) return;
+    const std::lock_guard lock(runs->mutex_);
+    const auto user = runs->manifest_bytes_.find(uid);
+    user->second -= bytes;
+    if (user->second == 0) runs->manifest_bytes_.erase(user);
+  }
+};
+
+Result<std::shared_ptr<CheckpointRuns::PassedManifest>> CheckpointRuns::CountManifest(uint32_t uid, uint64_t bytes,
+                                                                                      const std::string& shown) {
+  const auto refuse = [&](const std::string& whose, uint64_t used, uint64_t most) {
+    return Status(MLPO_E_QUOTA, shown + " has " + std::to_string(bytes) + " bytes, and " + whose + " of " +
+                                    std::to_string(used) + " bytes are in use, of " + std::to_string(most) +
+                                    ": end restores that are over, let ranks restore one after another, or run a "
+                                    "daemon as uid " +
+                                    std::to_string(uid));
+  };
+  const std::lock_guard lock(mutex_);
+  uint64_t all = 0;
+  for (const auto& [user, used] : manifest_bytes_) all += used;
+  const auto user = manifest_bytes_.find(uid);
+  const uint64_t own = user == manifest_bytes_.end() ? 0 : user->second;
+  if (bytes > kManifestsOfUser - own)
+    return refuse("manifests that uid " + std::to_string(uid) + " has passed", own, kManifestsOfUser);
+  if (bytes > kManifestsOfAll - all) return refuse("manifests that clients have passed", all, kManifestsOfAll);
+  if (bytes > 0) manifest_bytes_[uid] += bytes;
+  return std::shared_ptr<PassedManifest>(new PassedManifest{shared_from_this(), uid, bytes, Manifest()});
+}
+
 // In descriptors: the manifests of all parts in the order of ranks, then the files that they name, in their order.
-Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& files) {
+Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& files, uint32_t uid) {
   for (size_t i = 0; i < files->size(); ++i) {
     const int fd = (*files)[i].get(), flags = ::fcntl(fd, F_GETFL);
     struct stat st;
@@ -727,18 +814,16 @@ Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& fil
   }
   Parts found;
   std::vector<PartHead> heads;
-  uint64_t parts = 1, next = 0,
-           left = kMaxManifestBytes;  // for all of them: the client may have made them to fill memory
+  uint64_t parts = 1, next = 0;
   for (; next < parts; ++next) {
     const std::string shown = "manifest " + std::to_string(next) + " that was passed";
     if (next >= files->size()) return Status::Invalid(shown + " is missing: there are " + std::to_string(parts));
     struct stat st;
     const int fd = (*files)[next].get();
     if (::fstat(fd, &st) != 0) return Status::Errno(errno, "looking at " + shown);
-    if (static_cast<uint64_t>(st.st_size) > left)
-      return Status::Invalid(shown + " is too long: all of them may have " + std::to_string(kMaxManifestBytes) +
-                             " bytes together");
-    left -= static_cast<uint64_t>(st.st_size);
+    const Result<std::shared_ptr<PassedManifest>> counted =
+        CountManifest(uid, static_cast<uint64_t>(st.st_size), shown);
+    if (!counted.ok()) return counted.status();
     const Result<std::string> text = ReadBeginning(fd, static_cast<size_t>(st.st_size), shown);
     if (!text.ok()) return text.status();
     Result<Manifest> manifest = ParseManifest(text.value(), shown);
@@ -746,7 +831,8 @@ Result<CheckpointRuns::Parts> CheckpointRuns::PassedParts(const PassedFiles& fil
     if (manifest->head.rank != next) return Status::Invalid(shown + " is not that of rank " + std::to_string(next));
     parts = manifest->head.world_size;
     heads.push_back(manifest->head);
-    found.parts.push_back(std::make_shared<const Manifest>(std::move(*manifest)));
+    counted.value()->manifest = std::move(*manifest);
+    found.parts.emplace_back(counted.value(), &counted.value()->manifest);
   }
   const std::vector<FoundAttempt> attempts = GroupParts(heads);
   if (attempts.size() != 1 || !attempts[0].complete()) {
@@ -781,31 +867,31 @@ void CheckpointRuns::Restore(const SessionIdentity& identity, const Source& sour
   if (!ticket.ok()) return done(ticket.status());
   Result<std::shared_ptr<LooseThreads>> thread = LooseThreads::Start("checkpoint", 1);
   if (!thread.ok()) return done(thread.status());
-  Result<std::shared_ptr<LooseThreads>> readers = LooseThreads::Start("ckpt-read", options_.readers);
-  if (!readers.ok()) return done(readers.status());
   auto run = std::make_shared<Run>();
   run->identity = identity;
   run->ticket = ticket.value();
   run->handle = next_handle_++;
   run->thread = std::move(*thread);
-  Step(run, [this, run, source, subgroups = std::move(subgroups), readers = std::move(*readers), done] {
-    BeginRestoring(run, source, subgroups, readers, done);
+  Step(run, [this, run, source, subgroups = std::move(subgroups), done] {
+    BeginRestoring(run, source, subgroups, done);
   });
 }
 
 void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Source& source,
                                     const std::vector<SubgroupSpec>& subgroups,
-                                    const std::shared_ptr<LooseThreads>& threads,
                                     const std::function<void(Result<Found>)>& done) {
   const SessionIdentity& identity = run->identity;
   const auto fail = [&](const Status& status) { ToMain([done, status] { done(status); }); };
   std::vector<std::vector<TargetTensor>> targets;
   for (const SubgroupSpec& spec : subgroups) targets.push_back(TargetsOf(spec));
-  Result<Parts> found = source.files ? PassedParts(source.files) : FindParts(identity, source, targets);
+  Result<Parts> found = source.files ? PassedParts(source.files, identity.uid) : FindParts(identity, source, targets);
   if (!found.ok()) return fail(found.status());
   Result<std::vector<RestorePlan>> plans =
       RestorePlan::Make(found->parts, identity.rank, identity.world_size, std::move(targets));
   if (!plans.ok()) return fail(plans.status());
+  // Not before there is something to read: until then it may hang in its manifests.
+  const Result<std::shared_ptr<LooseThreads>> threads = LooseThreads::Start("ckpt-read", options_.readers);
+  if (!threads.ok()) return fail(threads.status());
   // Whoever reads has it, too: also a thread that hangs in a file, long after its session has ended.
   found->open = [ticket = run->ticket, open = std::move(found->open)](uint32_t part, uint32_t file) {
     return open(part, file);
@@ -819,8 +905,8 @@ void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Sourc
   const PartHead& head = found->attempt.head();
   const Found answer{found->attempt.id, head.tag, head.step, head.world_size, run->handle};
   DataLoop* const loop = options_.loop;
-  ToData([this, loop, id = identity.id, answer, readers = std::move(readers), threads, done]() mutable {
-    const bool begun = loop->BeginRestore(id, answer.handle, std::move(readers), threads);
+  ToData([this, loop, id = identity.id, answer, readers = std::move(readers), own = threads.value(), done]() mutable {
+    const bool begun = loop->BeginRestore(id, answer.handle, std::move(readers), own);
     ToMain([done, answer, begun] {
       if (begun) return done(answer);
       done(Status(-EBUSY, "the session has ended, or has restores that it has not ended: end these first"));

@@ -37,6 +37,7 @@
 #include "daemon/checkpoint/restore_plan.h"
 #include "daemon/data_loop.h"
 #include "daemon/io/path.h"
+#include "daemon/io/path_keeper.h"
 #include "daemon/part_manifest.h"
 #include "daemon/types/checkpoint.h"
 #include "daemon/types/gc_report.h"
@@ -52,7 +53,8 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
     DataLoop* loop = nullptr;
     struct Place {
       Path* path = nullptr;
-      std::string directory;  // its
+      PathKeeper* keeper = nullptr;  // its: whatever looks at its file system asks it, as that may hang
+      std::string directory;         // its
       bool persistent = false;
       double write_bytes_per_s = 0;  // as declared or measured; 0: not known
     };
@@ -140,18 +142,44 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
 
   // While it lives, and is true, the paths are there.
   class OnPaths;
+  // A manifest that a client has passed; as long as it lives, its file's bytes count as its user's.
+  struct PassedManifest;
+
+  // A key that is in one of the sets below as long as this lives. Any thread.
+  template <class T>
+  class Entry {
+   public:
+    Entry(std::shared_ptr<CheckpointRuns> runs, std::set<T> CheckpointRuns::*set, T key)
+        : runs_(std::move(runs)), set_(set), key_(std::move(key)) {}
+    ~Entry() {
+      const std::lock_guard lock(runs_->mutex_);
+      (runs_.get()->*set_).erase(key_);
+    }
+    Entry(const Entry&) = delete;
+    Entry& operator=(const Entry&) = delete;
+
+   private:
+    const std::shared_ptr<CheckpointRuns> runs_;
+    std::set<T> CheckpointRuns::*const set_;
+    const T key_;
+  };
 
   static AttemptTable::Save SaveOf(const Run& run);
   Result<std::shared_ptr<Ticket>> TakeTicket(const SessionIdentity& identity);
+  // nullptr: somebody has put it there before.
+  template <class T>
+  std::unique_ptr<Entry<T>> Enter(std::set<T> CheckpointRuns::*set, const T& key);
+  Status Enter(Run& run);
   void Step(const std::shared_ptr<Run>& run, std::function<void()> work);
   void ToMain(std::function<void()> work);
   void ToData(std::function<void()> work);
-  Result<UniqueFd> OpenJournal(const Path& path, bool make, std::string* shown) const;
+  static Result<UniqueFd> OpenJournal(const Path& path, bool make, std::string* shown);
+  static Status NoAnswer(const Path& path);
   Result<UniqueFd> OpenJournalFor(const JournalRecord& record, std::string* shown);
-  void Ended(const Run& run);
   static Result<Parts> FindParts(const SessionIdentity& identity, const Source& source,
                                  const std::vector<std::vector<TargetTensor>>& subgroups);
-  static Result<Parts> PassedParts(const PassedFiles& files);
+  Result<std::shared_ptr<PassedManifest>> CountManifest(uint32_t uid, uint64_t bytes, const std::string& shown);
+  Result<Parts> PassedParts(const PassedFiles& files, uint32_t uid);
   Result<std::unique_ptr<PartFiles>> MakeFiles(Run& run);
   void BeginFiles(const std::shared_ptr<Run>& run);
   Status ChooseWays(Run& run);
@@ -168,7 +196,7 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   Result<std::vector<uint32_t>> HandOver(Run& run, TakenState& state) const;
   bool Clone(const Run& run, const TakenState& state) const;
   void BeginRestoring(const std::shared_ptr<Run>& run, const Source& source, const std::vector<SubgroupSpec>& subgroups,
-                      const std::shared_ptr<LooseThreads>& readers, const std::function<void(Result<Found>)>& done);
+                      const std::function<void(Result<Found>)>& done);
   void Copied(const std::shared_ptr<Run>& run, const Failure& failure, std::shared_ptr<Manifest> manifest);
   void DropNext(const std::shared_ptr<Run>& run);
   void End(const std::shared_ptr<Run>& run, const Status& status);
@@ -185,7 +213,8 @@ class CheckpointRuns : public std::enable_shared_from_this<CheckpointRuns> {
   uint32_t steps_ = 0;                                 // likewise: posted, and not carried out
   uint32_t on_paths_ = 0;                              // likewise: threads that use the paths
   std::set<SessionId> saving_;                         // likewise: sessions with a save that has not ended
-  std::set<std::pair<AttemptId, uint32_t>> recorded_;  // likewise: attempts and ranks that the journal has for us
+  std::set<std::pair<AttemptId, uint32_t>> recorded_;  // likewise: attempts and ranks that are saved into our journal
+  std::map<uint32_t, uint64_t> manifest_bytes_;        // likewise: by user, of files that its clients have passed
 };
 
 }  // namespace mlpo

@@ -16,6 +16,7 @@
 
 #include "daemon/adam/kernel.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/base/thread.h"
 #include "daemon/scheduler/path_model.h"
 
@@ -201,6 +202,9 @@ Status Daemon::StartLoop() {
     threads_.PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
   };
   events.gone = [this](SessionId session) { threads_.PostMain([this, session] { storages_->OnGone(session); }); };
+  events.hangs = [this](SessionId session) {
+    threads_.PostMain([this, session] { sessions_->SessionHangs(session); });
+  };
   events.evacuated = [this](PathIndex path) { threads_.PostMain([this, path] { path_commands_->Evacuated(path); }); };
   events.probe = [this](PathIndex path, uint64_t end) { path_commands_->Probe(path, end); };
   events.file_unused = [this](SessionId session, PathIndex path, FileId file) {
@@ -223,7 +227,7 @@ void Daemon::StartCheckpoints() {
   options.main = &threads_.main;
   options.loop = loop_.get();
   for (size_t i = 0; i < paths_.size(); ++i)
-    options.paths.push_back({paths_[i].get(), paths_[i]->directory(), config_.paths[i].persistent,
+    options.paths.push_back({paths_[i].get(), keepers_[i].get(), paths_[i]->directory(), config_.paths[i].persistent,
                              records_->parameters()[i].write_bytes_per_s});
   options.node = config_.daemon.node;
   const CheckpointConfig& config = config_.checkpoint;
@@ -460,6 +464,7 @@ void Daemon::EndInTime() {
       never.wait_for(lock, ended, std::chrono::seconds(seconds), [] { return false; });
       if (ended.stop_requested()) return;
       spdlog::critical("event=stop_hangs seconds={}", seconds);
+      FinishLogging();
       ::_exit(EX_TEMPFAIL);  // scratch files stay for the next start to remove
     });
   } catch (const std::system_error& error) {
@@ -532,6 +537,7 @@ void Daemon::StopFast() {
   drain_deadline_.async_wait([](boost::system::error_code error) {
     if (error) return;
     spdlog::critical("event=stop_hangs seconds={}", kFastStopSeconds);
+    FinishLogging();
     ::_exit(EX_TEMPFAIL);  // scratch files stay for the next start to remove
   });
 }

@@ -63,6 +63,7 @@ class DataLoop : private SchedulerActions {
   struct Events {
     std::function<void(SessionId, std::string reason)> broken;  // it broke the protocol; its ring is not read any more
     std::function<void(SessionId)> gone;            // after EndSession, or of a store: nothing of it is in use
+    std::function<void(SessionId)> hangs;           // see SchedulerActions::SessionHangs
     std::function<void(PathIndex path)> evacuated;  // see SchedulerActions::Evacuated
     // See SchedulerActions::StartProbe; answered by ProbeDone.
     std::function<void(PathIndex path, uint64_t end)> probe;
@@ -193,6 +194,7 @@ class DataLoop : private SchedulerActions {
   void PublishEpoch(const Subgroup& subgroup) override;
   void Complete(const Completion& completion) override;
   void SessionGone(SessionId session) override;
+  void SessionHangs(SessionId session) override { events_.hangs(session); }
   void StatePinned(const StateSave& save) override;
   void FileUnused(SessionId session, PathIndex path, FileId file) override;
   void StateTaken(const StateSave& save) override;

@@ -1,8 +1,8 @@
 // Garbage: what dead daemons, and saves that were cut, have left on the paths and in directories of checkpoints. At the
 // start each path's own Open has removed what was there; this is for mlpo-ctl gc and mlpo-daemon --gc.
 //
-// Owns nothing. The files are looked at and removed by the paths' keepers, and in a thread of their own where a
-// directory of checkpoints may hang; the lookout waits for them, with deadlines.
+// Owns nothing. The files are looked at and removed by the paths' keepers; another node's, and those in directories of
+// checkpoints, in threads of their own. The lookout waits for them, with deadlines.
 #pragma once
 
 #include <functional>
@@ -44,8 +44,6 @@ class Garbage {
   void CollectGarbage(const GcRequest& request, std::function<void(Result<std::string>)> answer);
 
  private:
-  GcReport RestsOfSaves(bool dry_run);
-
   const Parts parts_;
 };
 

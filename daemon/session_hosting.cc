@@ -2,6 +2,7 @@
 
 #include "daemon/session_hosting.h"
 
+#include <cerrno>
 #include <optional>
 #include <string>
 
@@ -76,6 +77,9 @@ void SessionHosting::BeginRestore(const SessionIdentity& identity, const Restore
                                   std::function<void(Result<RestoreBegun>)> done) {
   parts_.loop->Post([this, identity, request, done = std::move(done)] {
     parts_.threads->PostMain([this, identity, request, done, specs = parts_.loop->Specs(identity.id)]() mutable {
+      // What is begun for a session that has ended meanwhile has none that it counts with.
+      const ClientConnection* const session = parts_.sessions->Find(identity.id);
+      if (session == nullptr || session->ended()) return done(Status(-ESHUTDOWN, "the session has ended"));
       const std::optional<std::string> tag = request.tag.empty() ? std::nullopt : std::optional(request.tag);
       parts_.checkpoints->Restore(
           identity, {request.directory, tag, AttemptId{request.attempt}, request.files}, std::move(specs),

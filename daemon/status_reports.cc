@@ -10,6 +10,7 @@
 #include <map>
 
 #include "daemon/adam/kernel.h"
+#include "daemon/base/log.h"
 #include "daemon/config/load.h"
 #include "daemon/control/status_json.h"
 #include "daemon/doctor/gather.h"
@@ -150,6 +151,7 @@ void StatusReports::FillFixed(Snapshot* snapshot) const {
   snapshot->adam_target = ActiveTarget();
   snapshot->adam_workers = parts_.workers->workers();
   snapshot->protocol_errors = parts_.sessions->protocol_errors();
+  snapshot->log_lines_dropped = LogLinesDropped();
   snapshot->arenas_bytes = parts_.sessions->arenas_bytes();
   snapshot->arenas_limit_bytes = parts_.arenas_limit_bytes;
   FillPool(&snapshot->pool);

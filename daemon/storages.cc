@@ -152,7 +152,8 @@ void Storages::GiveCapacity(Storage& storage, uint64_t bytes) {
 void Storages::MakeRoomForCopy(const SessionIdentity& identity, std::vector<bool> next,
                                CheckpointRuns::Options::RoomMade done) {
   const auto found = storages_.find(identity.id);
-  if (found == storages_.end()) return done(std::vector<FileId>());  // no subgroups, no state
+  // No subgroups, no state; or the session has ended, as BeginSave will say.
+  if (found == storages_.end() || found->second->going) return done(std::vector<FileId>());
   const FileOwner owner{identity.uid, identity.job, identity.rank, parts_.sessions->NextGeneration()};
   const std::shared_ptr<Storage> storage = found->second;
   // The room stays the session's, for its next checkpoint; and so does its quota.
@@ -207,12 +208,13 @@ void Storages::RemoveLeft(SessionId session, PathIndex path, FileId file) {
   });
 }
 
-// Also of one that has no files yet: it may get some before its state is taken.
+// Also of one that has no files yet: it may get some before its state is taken. Who comes when these are going already,
+// since its session ended while it made its own, holds nothing and lets go of nothing.
 void Storages::HoldFiles(SessionId session, bool needed) {
   if (needed && parts_.sessions->Find(session) != nullptr && !storages_.contains(session))
     storages_[session] = std::make_shared<Storage>();
   const auto found = storages_.find(session);
-  if (found == storages_.end()) return;  // it has ended
+  if (found == storages_.end() || found->second->going) return;
   Storage& storage = *found->second;
   storage.saves += needed ? 1 : -1;
   if (storage.saves > 0 || !storage.gone) return;
@@ -232,6 +234,7 @@ void Storages::OnGone(SessionId session) {
 }
 
 void Storages::RemoveFiles(SessionId session, std::shared_ptr<Storage> storage) {
+  if (storage) storage->going = true;
   // Behind anything that housekeeping still does for this session.
   parts_.threads->PostHousekeeping([this, session, storage] {
     if (storage && storage->store) {

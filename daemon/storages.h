@@ -62,6 +62,7 @@ class Storages {
     uint64_t blocks = 0;       // main: asked for
     uint32_t saves = 0;        // main: that need the files, though the session may have gone
     bool gone = false;         // main: the session has
+    bool going = false;        // main: its files are being removed, and its quota given back: nothing is added any more
   };
   using Map = std::map<SessionId, std::shared_ptr<Storage>>;
 

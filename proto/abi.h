@@ -32,7 +32,8 @@
 #define MLPO_MAX_TAG 128        /* bytes of a tag, without terminator */
 #define MLPO_MAX_DIRECTORY 4096 /* bytes of the name of a directory of checkpoints, without terminator */
 #define MLPO_ATTEMPT_BYTES 16
-#define MLPO_MAX_RESTORE_FILES 4096u /* descriptors of one RESTORE */
+#define MLPO_MAX_RESTORE_FILES 4096u       /* descriptors of one RESTORE */
+#define MLPO_MAX_MANIFEST_BYTES (1u << 28) /* of one part, its head included */
 
 /* Named objects. */
 #define MLPO_MAX_OBJECT_NAME 256u          /* bytes of a name; at least 1 */

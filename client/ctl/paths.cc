@@ -80,6 +80,19 @@ class Progress {
   bool any_ = false;
 };
 
+// What an evacuation may wait for: "" if one of the other paths is healthy.
+std::string NobodyTakes(const json& answer, const json& path) {
+  std::string others;
+  for (const json& p : Member(answer, "paths", json::value_t::array)) {
+    if (!p.is_object() || Text(p, "name") == Text(path, "name")) continue;
+    if (Text(p, "state") == "healthy") return "";
+    const std::string error = Text(p, "error");
+    others += (others.empty() ? "'" : ", '") + Text(p, "name") + "' is " + Text(p, "state") +
+              (error.empty() ? "" : " (" + error + ")");
+  }
+  return others.empty() ? "" : "no other path takes what is written: " + others;
+}
+
 // Until nothing is left, nothing more can be moved, or the time is over.
 int Watch(const Question& question, const PathOrder& order) {
   const auto end =
@@ -121,14 +134,19 @@ int Watch(const Question& question, const PathOrder& order) {
     }
     if (now >= end) {
       code = kDegraded;
-      verdict = "it takes longer than --wait, and goes on";
+      const std::string waits = NobodyTakes(*answer, path);
+      verdict = waits.empty() ? "it takes longer than --wait, and goes on"
+                              : "it takes longer than --wait: " + waits + "; it goes on when one does";
       break;
     }
     if (!said && now - moved >= kLongPatience) {
       said = true;
       progress.End();
-      Say("nothing has moved for a while: do the other paths take what is written (mlpo-ctl paths), and do checkpoints "
-          "go on (mlpo-ctl status)?");
+      const std::string waits = NobodyTakes(*answer, path);
+      Say("nothing has moved for a while: " +
+          (waits.empty() ? "do the other paths take what is written (mlpo-ctl paths), and do checkpoints go on "
+                           "(mlpo-ctl status)?"
+                         : waits));
     }
     const timespec pause{0, std::chrono::nanoseconds(kPoll).count()};
     ::nanosleep(&pause, nullptr);

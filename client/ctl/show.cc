@@ -213,6 +213,8 @@ void PrintDaemon(const json& s) {
     std::printf("sessions ended for breaking the protocol: %s\n", Count(Whole(s, "protocol_errors")).c_str());
   if (Whole(s, "lost_wakeups") != 0)
     std::printf("lost wake-ups (a bug; please report it): %s\n", Count(Whole(s, "lost_wakeups")).c_str());
+  if (!counters && Whole(s, "log_lines_dropped") != 0)
+    std::printf("lines of the log that stderr did not take: %s\n", Count(Whole(s, "log_lines_dropped")).c_str());
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "daemon/checkpoint/folders.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
 #include <sys/file.h>
@@ -9,16 +8,17 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/file_io.h"
 
 namespace mlpo {
 namespace {
+
+constexpr size_t kReadBytes = size_t{1} << 18;  // at a time
 
 StepHook& Hook() {
   static StepHook hook;
@@ -111,20 +111,8 @@ Result<UniqueFd> MakeFolder(int parent_fd, const std::string& name, const std::s
 }
 
 Result<std::vector<std::string>> ListFolder(int folder_fd, const std::string& shown) {
-  UniqueFd own(::openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!own) return Error(errno, "listing", shown);
-  std::unique_ptr<DIR, int (*)(DIR*)> folder(::fdopendir(own.get()), ::closedir);
-  if (folder == nullptr) return Error(errno, "listing", shown);
-  own.release();
   std::vector<std::string> names;
-  while (true) {
-    errno = 0;
-    const dirent* entry = ::readdir(folder.get());
-    if (entry == nullptr) break;
-    if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) names.push_back(entry->d_name);
-  }
-  if (errno != 0) return Error(errno, "listing", shown);
-  std::sort(names.begin(), names.end());
+  if (const int error = ListNames(folder_fd, &names); error != 0) return Error(error, "listing", shown);
   return names;
 }
 
@@ -269,15 +257,7 @@ Status UnlockFile(int fd, const std::string& shown) {
 
 Status WriteAll(int fd, const void* data, size_t bytes, uint64_t offset, const std::string& shown) {
   Step("write", shown);
-  const auto* from = static_cast<const std::byte*>(data);
-  while (bytes > 0) {
-    const ssize_t put = ::pwrite(fd, from, bytes, static_cast<off_t>(offset));
-    if (put < 0 && errno == EINTR) continue;
-    if (put <= 0) return Error(put < 0 ? errno : ENOSPC, "writing", shown);
-    from += put;
-    bytes -= static_cast<size_t>(put);
-    offset += static_cast<uint64_t>(put);
-  }
+  if (const int error = WriteAt(fd, data, bytes, offset); error != 0) return Error(error, "writing", shown);
   return Status();
 }
 
@@ -287,10 +267,12 @@ Status SyncData(int fd, const std::string& shown) {
   return Status();
 }
 
+// Memory comes with what has been read: a file may say any size, and its reading never end.
 Result<std::string> ReadBeginning(int fd, size_t max_bytes, const std::string& shown) {
-  std::string text(max_bytes, '\0');
+  std::string text;
   size_t done = 0;
-  while (done < text.size()) {
+  while (done < max_bytes) {
+    if (done == text.size()) text.resize(std::min(max_bytes, done + kReadBytes));
     const ssize_t got = ::pread(fd, text.data() + done, text.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return Error(errno, "reading", shown);

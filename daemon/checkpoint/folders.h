@@ -1,7 +1,7 @@
 // File and folder operations of checkpoints: by one name at a time, never through a link, each made durable where the
 // order of a commit needs it.
 //
-// A name comes from names.h or is a tag that has passed IsTag: none has a slash or is "..". Everything may block on a
+// A name comes from names.h or is a tag that has passed IsName: none has a slash or is "..". Everything may block on a
 // slow or hung file system: called in threads of saves and restores only. `shown` is the full name for messages; errors
 // carry the errno.
 #pragma once

@@ -1,8 +1,6 @@
 #include "daemon/checkpoint/inspect.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/name.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/part_files.h"
@@ -114,27 +113,6 @@ void CheckBlocks(const std::string& directory, const std::vector<std::shared_ptr
   }
 }
 
-// A file that a client has not given its name yet goes if whoever made it is dead for sure.
-Result<bool> RemoveUnnamed(int part_fd, const std::string& name, const std::string& shown,
-                           std::vector<std::string>* kept) {
-  const Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDWR, shown);
-  if (fd.status().os_errno() == ENOENT) return false;
-  if (!fd.ok()) return fd.status();
-  struct stat st;
-  if (::fstat(fd.value().get(), &st) != 0) return Status::Errno(errno, "looking at " + shown);
-  if (st.st_uid != ::geteuid()) {
-    kept->push_back(shown + " is not a file of uid " + std::to_string(::geteuid()));
-    return false;
-  }
-  const Result<FileLock> lock = LockFile(fd.value().get(), /*shared=*/false, shown);
-  if (!lock.ok()) return lock.status();
-  if (lock.value() == FileLock::kTaken) return RemoveFile(part_fd, name, shown);
-  kept->push_back(shown + (lock.value() == FileLock::kHeld
-                               ? " is being saved by somebody"
-                               : ": its file system has no locks (flock), so whether it is being saved is not known"));
-  return false;
-}
-
 }  // namespace
 
 Result<std::string> ListCheckpoints(const std::string& directory, const WorkingHeaderCheck& working) {
@@ -169,7 +147,13 @@ Result<std::string> ListCheckpoints(const std::string& directory, const WorkingH
                       {"state", "incomplete"},
                       {"problems", json::array({std::to_string(files) + " data files without a manifest"})}});
     }
-    if (!tag.strange.empty() && tag.attempts.empty() && tag.unfinished.empty())
+    if (tag.asides > 0)
+      list.push_back({{"tag", tag.tag},
+                      {"parts", 0},
+                      {"state", "incomplete"},
+                      {"problems", json::array({std::to_string(tag.asides) +
+                                                " files that have no name yet: of a save that goes on or was cut"})}});
+    if (!tag.strange.empty() && tag.attempts.empty() && tag.unfinished.empty() && tag.asides == 0)
       list.push_back({{"tag", tag.tag}, {"parts", 0}, {"state", "damaged"}, {"problems", tag.strange}});
   }
   return Dump({{"directory", directory}, {"checkpoints", std::move(list)}});
@@ -216,7 +200,7 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
                                      const WorkingHeaderReader& working, bool* all) {
   Result<UniqueFd> fd = OpenCheckpointDirectory(directory);
   if (!fd.ok()) return fd.status();
-  if (!IsTag(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  if (!IsName(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
   const std::string shown_tag = directory + "/" + tag;
   Result<UniqueFd> tag_fd = OpenFolder(fd->get(), tag, shown_tag);
   if (!tag_fd.ok()) return tag_fd.status();
@@ -241,15 +225,8 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
     std::set<AttemptId> attempts;
     for (const std::string& file : *files) {
       const std::optional<PartFileName> parsed = ParsePartFileName(file);
-      if (parsed) {
-        attempts.insert(parsed->attempt);
-      } else if (IsUnnamedFile(file)) {
-        const Result<bool> gone = RemoveUnnamed(part->get(), file, shown + "/" + file, &kept);
-        if (gone.ok()) removed += gone.value();
-        if (!gone.ok()) kept.push_back(gone.status().message());
-      } else {
-        kept.push_back(shown + "/" + file + " is no file of a part");
-      }
+      if (parsed) attempts.insert(parsed->attempt);
+      if (!parsed && !IsAsideName(file)) kept.push_back(shown + "/" + file + " is no file of a part");
     }
     for (const AttemptId& attempt : attempts) {
       const Result<PartFiles::Removed> gone =
@@ -257,6 +234,9 @@ Result<std::string> RemoveCheckpoint(const std::string& directory, const std::st
       if (gone.ok()) removed += gone.value().files;
       if (!gone.ok()) kept.push_back(gone.status().message());
     }
+    const Result<uint32_t> asides = PartFiles::RemoveAsides(part->get(), shown, &kept);
+    if (asides.ok()) removed += asides.value();
+    if (!asides.ok()) kept.push_back(asides.status().message());
     const Result<bool> emptied = RemoveEmptyFolder(tag_fd->get(), name, shown);
     if (!emptied.ok()) kept.push_back(emptied.status().message());
   }

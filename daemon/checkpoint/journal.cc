@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "daemon/base/name.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/json_text.h"
 #include "daemon/checkpoint/part_header.h"
@@ -26,14 +27,7 @@ json ToJson(const JournalRecord& record) {
   json files = json::array();
   for (const JournalRecord::File& file : record.files) {
     json out = {{"index", file.index}, {"inode", file.inode}, {"kind", file.working ? "working" : "part"}};
-    if (file.working) {
-      out["node"] = file.origin.node;
-      out["daemon_uid"] = file.origin.daemon_uid;
-      out["client_uid"] = file.origin.client_uid;
-      out["job"] = file.origin.job;
-      out["rank"] = file.origin.rank;
-      out["generation"] = file.origin.generation;
-    }
+    if (file.working) PutOrigin(file.origin, &out);
     files.push_back(std::move(out));
   }
   return {{"format", kFormat},
@@ -66,7 +60,7 @@ Result<JournalRecord> FromText(const std::string& text, const std::string& who) 
   record.rank = static_cast<uint32_t>(reader.Whole("rank", kMaxWorldSize));
   const std::optional<AttemptId> attempt = ParseAttempt(reader.Text("attempt"));
   record.attempt = attempt.value_or(AttemptId());
-  if (!attempt || !IsTag(record.job) || !IsTag(record.tag) || record.directory.empty() || record.directory[0] != '/')
+  if (!attempt || !IsName(record.job) || !IsName(record.tag) || record.directory.empty() || record.directory[0] != '/')
     reader.Fail("has names that no daemon writes");
   for (const json& each : reader.Array("files")) {
     JsonReader member(each, who);
@@ -74,14 +68,7 @@ Result<JournalRecord> FromText(const std::string& text, const std::string& who) 
     file.index = static_cast<uint32_t>(member.Whole("index", UINT32_MAX));
     file.inode = member.Whole("inode", UINT64_MAX);
     file.working = member.Text("kind") == "working";
-    if (file.working) {
-      file.origin.node = member.Text("node");
-      file.origin.daemon_uid = static_cast<uint32_t>(member.Whole("daemon_uid", UINT32_MAX));
-      file.origin.client_uid = static_cast<uint32_t>(member.Whole("client_uid", UINT32_MAX));
-      file.origin.job = member.Text("job");
-      file.origin.rank = static_cast<uint32_t>(member.Whole("rank", UINT32_MAX));
-      file.origin.generation = member.Whole("generation", UINT64_MAX);
-    }
+    if (file.working) file.origin = TakeOrigin(member);
     if (!member.status().ok()) return member.status();
     record.files.push_back(std::move(file));
   }
@@ -147,7 +134,22 @@ class Undo {
     return emptied.ok() ? Status() : emptied.status();
   }
 
+  // Whoever saves the part has the lock of its first data file, in whatever process: a daemon whose path was evacuated
+  // has its record there, too. So this one has it until the end, and that file goes last (proto/FORMAT.md, 3).
   Status UndoFiles(int part_fd, const std::string& part) {
+    const std::string first = DataName(record_.attempt, 0), first_shown = part + "/" + first;
+    const Result<UniqueFd> locked = OpenFile(part_fd, first, O_RDWR, first_shown);
+    if (locked.ok()) {
+      const int fd = locked.value().get();
+      const Result<FileLock> lock = LockFile(fd, /*shared=*/false, first_shown);
+      if (!lock.ok()) return lock.status();
+      const Result<bool> named = IsNamed(part_fd, first, fd, first_shown);
+      if (!named.ok()) return named.status();
+      if (lock.value() == FileLock::kHeld || !named.value())
+        return Keep(first_shown + " is being saved, or removed, by somebody else");
+    } else if (locked.status().os_errno() != ENOENT) {  // without the lock nobody knows
+      return Keep(locked.status().message());
+    }
     const Result<Manifest> manifest = ReadManifest(part_fd, record_.attempt, part);
     outcome_.committed = manifest.ok();
     if (manifest.ok()) return Status();
@@ -156,12 +158,12 @@ class Undo {
       return Status();
     }
     if (manifest.status().os_errno() != ENOENT) return manifest.status();
-    for (const JournalRecord::File& file : record_.files) {
-      const std::string name = DataName(record_.attempt, file.index);
-      const Status undone = UndoFile(part_fd, file, name, part + "/" + name);
-      if (!undone.ok()) return undone;
+    Status undone = UndoNewManifest(part_fd, part + "/" + NewManifestName(record_.attempt));
+    for (auto file = record_.files.rbegin(); undone.ok() && file != record_.files.rend(); ++file) {
+      const std::string name = DataName(record_.attempt, file->index);
+      undone = UndoFile(part_fd, *file, name, part + "/" + name);
     }
-    return UndoNewManifest(part_fd, part + "/" + NewManifestName(record_.attempt));
+    return undone;
   }
 
   Status CheckHeader(int fd, const JournalRecord::File& file, const std::string& shown) const {

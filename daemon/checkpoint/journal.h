@@ -4,8 +4,8 @@
 // A record is a file of its own in <path>/mlpo/<uid>/<node>/checkpoints/, written before the part's first file has a
 // name and removed after the part's commit. A part that is removed has one, too, from before its manifest goes until
 // all of it has gone. What a record names is removed only if it is what the record says: below the same directory, a
-// regular file of ours with the same inode, with the header of that attempt and rank. Everything may block: threads of
-// saves.
+// regular file of ours with the same inode, with the header of that attempt and rank, and if nobody is saving the part:
+// that has its lock. Everything may block: threads of saves.
 #pragma once
 
 #include <cstdint>
@@ -76,8 +76,8 @@ struct JournalRest {
   std::vector<JournalRecord> records;
   std::vector<std::string> strange;  // what is no record of ours, and stays
 };
-// `is_live`: records of saves that are under way; nullptr: none is. `alone`: nobody writes to the journal meanwhile, so
-// that what is half written there goes, too.
+// `is_live`: records of saves that are under way in this process; nullptr: none is. `alone`: nobody writes to the
+// journal meanwhile, so that what is half written there goes, too.
 Result<JournalRest> FindRest(UniqueFd journal, const std::string& shown,
                              const std::function<bool(const JournalRecord& record)>& is_live, bool alone);
 // Carries its records out and adds to the report; `dry_run` only says what it would.

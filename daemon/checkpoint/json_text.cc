@@ -1,5 +1,7 @@
 #include "daemon/checkpoint/json_text.h"
 
+#include "daemon/base/name.h"
+
 namespace mlpo {
 namespace {
 
@@ -113,6 +115,28 @@ const json& JsonReader::Array(const char* key) {
   if (value.is_array()) return value;
   Fail(std::string("has no array as \"") + key + "\"");
   return kEmpty;
+}
+
+void PutOrigin(const WorkingOrigin& origin, json* object) {
+  json& out = *object;
+  out["node"] = origin.node;
+  out["daemon_uid"] = origin.daemon_uid;
+  out["client_uid"] = origin.client_uid;
+  out["job"] = origin.job;
+  out["rank"] = origin.rank;
+  out["generation"] = origin.generation;
+}
+
+WorkingOrigin TakeOrigin(JsonReader& reader) {
+  WorkingOrigin origin;
+  origin.node = reader.Text("node");
+  origin.daemon_uid = static_cast<uint32_t>(reader.Whole("daemon_uid", UINT32_MAX));
+  origin.client_uid = static_cast<uint32_t>(reader.Whole("client_uid", UINT32_MAX));
+  origin.job = reader.Text("job");
+  origin.rank = static_cast<uint32_t>(reader.Whole("rank", UINT32_MAX));
+  origin.generation = reader.Whole("generation", UINT64_MAX);
+  if (!IsName(origin.node) || !IsName(origin.job)) reader.Fail("comes from a node or job without a name");
+  return origin;
 }
 
 }  // namespace mlpo

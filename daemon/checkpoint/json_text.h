@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "daemon/base/status.h"
+#include "daemon/checkpoint/manifest.h"
 
 namespace mlpo {
 
@@ -42,5 +43,9 @@ class JsonReader {
   const std::string who_;
   Status status_;
 };
+
+// The members that say whose working file one was, beside others: in manifests and journals.
+void PutOrigin(const WorkingOrigin& origin, nlohmann::json* object);
+WorkingOrigin TakeOrigin(JsonReader& reader);
 
 }  // namespace mlpo

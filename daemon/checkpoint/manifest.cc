@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "daemon/base/check.h"
+#include "daemon/base/name.h"
 #include "daemon/checkpoint/json_text.h"
 #include "daemon/checkpoint/shard_runs.h"
 
@@ -45,13 +46,7 @@ mlpo_dtype TakeType(JsonReader& reader, const char* key) {
 json FileJson(const PartFile& file, const AttemptId& attempt) {
   json out = {
       {"name", DataName(attempt, file.index)}, {"bytes", file.bytes}, {"kind", file.working ? "working" : "part"}};
-  if (!file.working) return out;
-  out["node"] = file.origin.node;
-  out["daemon_uid"] = file.origin.daemon_uid;
-  out["client_uid"] = file.origin.client_uid;
-  out["job"] = file.origin.job;
-  out["rank"] = file.origin.rank;
-  out["generation"] = file.origin.generation;
+  if (file.working) PutOrigin(file.origin, &out);
   return out;
 }
 
@@ -130,15 +125,7 @@ Result<PartFile> TakeFile(const json& value, const AttemptId& attempt, const std
   const std::string kind = reader.Text("kind");
   file.working = kind == "working";
   if (!file.working && kind != "part") reader.Fail("is of the unknown kind '" + kind.substr(0, 64) + "'");
-  if (file.working) {
-    file.origin.node = reader.Text("node");
-    file.origin.daemon_uid = static_cast<uint32_t>(reader.Whole("daemon_uid", UINT32_MAX));
-    file.origin.client_uid = static_cast<uint32_t>(reader.Whole("client_uid", UINT32_MAX));
-    file.origin.job = reader.Text("job");
-    file.origin.rank = static_cast<uint32_t>(reader.Whole("rank", UINT32_MAX));
-    file.origin.generation = reader.Whole("generation", UINT64_MAX);
-    if (!IsTag(file.origin.node) || !IsTag(file.origin.job)) reader.Fail("comes from a node or job without a name");
-  }
+  if (file.working) file.origin = TakeOrigin(reader);
   if (!reader.status().ok()) return reader.status();
   return file;
 }
@@ -390,7 +377,7 @@ Result<std::string_view> HeadLine(std::string_view text, const std::string& who)
 
 Result<std::string> ManifestText(Manifest* manifest) {
   PartHead& head = manifest->head;
-  MLPO_CHECK(IsTag(head.job) && IsTag(head.tag) && head.rank < head.world_size && !head.attempt.zero());
+  MLPO_CHECK(IsName(head.job) && IsName(head.tag) && head.rank < head.world_size && !head.attempt.zero());
   json files = json::array(), subgroups = json::array();
   for (const PartFile& file : manifest->files) files.push_back(FileJson(file, head.attempt));
   for (const PartSubgroup& subgroup : manifest->subgroups)
@@ -430,7 +417,7 @@ Result<PartHead> ParseHead(std::string_view text, const std::string& who) {
   head.started_unix_ns = static_cast<int64_t>(reader.Whole("started_unix_ns", INT64_MAX));
   head.body_bytes = reader.Whole("body_bytes", kMaxManifestBytes);
   head.body_xxh3 = reader.Hex("body_xxh3");
-  if (!IsTag(head.job) || !IsTag(head.tag)) reader.Fail("has a job or tag that is no name");
+  if (!IsName(head.job) || !IsName(head.tag)) reader.Fail("has a job or tag that is no name");
   if (!attempt) reader.Fail("has no attempt of 32 hexadecimal digits");
   if (head.rank >= head.world_size) reader.Fail("has rank " + std::to_string(head.rank) + " of too few");
   if (!reader.status().ok()) return reader.status();

@@ -20,8 +20,8 @@
 
 namespace mlpo {
 
-inline constexpr size_t kMaxHeadBytes = 4096;                     // of the first line, with its end
-inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 28;  // 10^12 bytes of state need about 5 MB
+inline constexpr size_t kMaxHeadBytes = 4096;                           // of the first line, with its end
+inline constexpr uint64_t kMaxManifestBytes = MLPO_MAX_MANIFEST_BYTES;  // 10^12 bytes of state need about 5 MB
 inline constexpr uint32_t kMaxWorldSize = 1u << 24;
 inline constexpr uint64_t kPartHeaderBytes = 4096;  // at the beginning of each data file
 

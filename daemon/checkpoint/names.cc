@@ -54,14 +54,6 @@ AttemptId NewAttempt(const std::array<uint8_t, 16>& random_bytes) {
   return attempt;
 }
 
-bool IsTag(std::string_view name) {
-  const auto plain = [](char c) {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
-  };
-  if (name.empty() || name.size() > 128 || !plain(name.front())) return false;
-  return std::all_of(name.begin(), name.end(), [&](char c) { return plain(c) || c == '.' || c == '-'; });
-}
-
 std::string PartFolderName(uint32_t rank) { return std::string(kPart) + std::to_string(rank); }
 
 std::optional<uint32_t> ParsePartFolderName(std::string_view name) {
@@ -76,6 +68,13 @@ std::string DataName(const AttemptId& attempt, uint32_t index) {
 std::string ManifestName(const AttemptId& attempt) { return std::string(kManifest) + AttemptText(attempt); }
 
 std::string NewManifestName(const AttemptId& attempt) { return ManifestName(attempt) + std::string(kNew); }
+
+bool IsAsideName(std::string_view name) {
+  if (!TakePrefix(&name, ".") || (!TakePrefix(&name, kData) && !TakePrefix(&name, kManifest))) return false;
+  const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
+  return name.size() == kAttemptDigits + kNew.size() && name.ends_with(kNew) &&
+         std::all_of(name.begin(), name.begin() + kAttemptDigits, is_digit);
+}
 
 std::optional<PartFileName> ParsePartFileName(std::string_view name) {
   PartFileName found;
@@ -95,11 +94,6 @@ std::optional<PartFileName> ParsePartFileName(std::string_view name) {
   if (!index) return std::nullopt;
   found.index = *index;
   return found;
-}
-
-bool IsUnnamedFile(std::string_view name) {
-  if (!TakePrefix(&name, ".") || (!TakePrefix(&name, kData) && !TakePrefix(&name, kManifest))) return false;
-  return name.ends_with(kNew) && ParseAttempt(name.substr(0, name.size() - kNew.size()));
 }
 
 }  // namespace mlpo

@@ -2,7 +2,7 @@
 //
 // All files of a part carry the attempt in their names, so that those of several attempts stand beside each other and
 // none is taken for another's. A name that comes from outside (a folder's listing, a manifest, a client) becomes part
-// of a path only after it has passed one of these. No state; any thread.
+// of a path only after it has passed one of these, or IsName (base/name.h). No state; any thread.
 #pragma once
 
 #include <array>
@@ -25,9 +25,6 @@ std::string AttemptText(const AttemptId& attempt);                  // 32 hexade
 std::optional<AttemptId> ParseAttempt(std::string_view text);       // of exactly that form, and not all zero
 AttemptId NewAttempt(const std::array<uint8_t, 16>& random_bytes);  // never zero
 
-// Tags, and the job names in heads and headers: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}.
-bool IsTag(std::string_view name);
-
 std::string PartFolderName(uint32_t rank);
 std::optional<uint32_t> ParsePartFolderName(std::string_view name);
 
@@ -42,7 +39,9 @@ struct PartFileName {
   uint32_t index = 0;  // of a data file
 };
 std::optional<PartFileName> ParsePartFileName(std::string_view name);
-// A client's file before it has its name, where the file system cannot make nameless ones: ".data-HEX.new" or manifest.
-bool IsUnnamedFile(std::string_view name);
+
+// ".data-<32 digits>.new", ".manifest-<32 digits>.new": of a file that a client has made and not given its name yet,
+// where the file system has no nameless ones. The digits are no attempt.
+bool IsAsideName(std::string_view name);
 
 }  // namespace mlpo

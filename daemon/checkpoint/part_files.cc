@@ -16,6 +16,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/base/log.h"
+#include "daemon/base/name.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/part_header.h"
 
@@ -65,8 +66,8 @@ void WarnOfNoLocks(const std::string& shown) {
 
 Result<std::unique_ptr<PartFiles>> PartFiles::Begin(Options options) {
   const PartHead& head = options.head;
-  if (!IsTag(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
-  MLPO_CHECK(IsTag(head.job) && head.rank < head.world_size && !head.attempt.zero() && options.journal_fd >= 0 &&
+  if (!IsName(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  MLPO_CHECK(IsName(head.job) && head.rank < head.world_size && !head.attempt.zero() && options.journal_fd >= 0 &&
              options.working);
   std::unique_ptr<PartFiles> part(new PartFiles(std::move(options)));
   // Ranks that begin, and one that takes empty folders back, may meet: then a folder is gone that was just opened.
@@ -94,8 +95,8 @@ Result<std::unique_ptr<PartFiles>> PartFiles::Begin(Options options) {
 
 Result<std::unique_ptr<PartFiles>> PartFiles::Adopt(Options options, UniqueFd data, UniqueFd manifest, uint32_t uid) {
   const PartHead& head = options.head;
-  if (!IsTag(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
-  MLPO_CHECK(IsTag(head.job) && head.rank < head.world_size && !head.attempt.zero());
+  if (!IsName(head.tag)) return Status::Invalid("'" + head.tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  MLPO_CHECK(IsName(head.job) && head.rank < head.world_size && !head.attempt.zero());
   std::unique_ptr<PartFiles> part(new PartFiles(std::move(options)));
   part->shown_ = "the client's files of rank " + std::to_string(part->options_.head.rank);
   ino_t inodes[2] = {};
@@ -171,7 +172,8 @@ Status PartFiles::OpenFolders() {
 
 // What this rank's earlier attempts left, unless one of them is part of a complete checkpoint. That is looked at only
 // if there is a manifest of one: without it none can be complete. So a save of many ranks reads nothing in most cases.
-// Another job's stays: it may be under way, with this rank's part committed and so without a lock.
+// Another job's stays: it may be under way, with this rank's part committed and so without a lock. So does one of this
+// job's that other ranks are still saving: it may yet be complete, and this save be refused to one of them for it.
 Status PartFiles::MakeWay() {
   const AttemptId& own = options_.head.attempt;
   const Result<std::vector<std::string>> names = ListFolder(part_.get(), shown_);
@@ -197,6 +199,9 @@ Status PartFiles::MakeWay() {
     const auto may_go = [this, &attempt, &hollow](const Known& known) -> Result<bool> {
       if (!known.job.empty() && known.job != options_.head.job) return false;
       if (!known.committed || hollow.contains(attempt)) return true;
+      const Result<bool> saved = IsBeingSaved(attempt);  // first: what ends in between is complete then
+      if (!saved.ok()) return saved;
+      if (saved.value()) return false;
       const Result<FoundTag> now = ScanTag(directory_.get(), options_.head.tag, options_.directory);
       if (!now.ok()) return now.status();
       const FoundAttempt* found = FindAttempt(now.value(), attempt);
@@ -211,6 +216,10 @@ Status PartFiles::MakeWay() {
                                  ": each save needs one of its own");
     for (const std::string& reason : kept) spdlog::warn("event=checkpoint_file_kept reason=\"{}\"", reason);
   }
+  std::vector<std::string> kept;
+  const Result<uint32_t> asides = RemoveAsides(part_.get(), shown_, &kept);
+  if (!asides.ok()) return asides.status();
+  for (const std::string& reason : kept) spdlog::warn("event=checkpoint_file_kept reason=\"{}\"", reason);
   return Status();
 }
 
@@ -593,6 +602,47 @@ Result<PartFiles::Removed> PartFiles::RemovePart(int part_fd, const Removal& rem
   return removed;
 }
 
+Result<uint32_t> PartFiles::RemoveAsides(int part_fd, const std::string& shown, std::vector<std::string>* kept) {
+  const Result<std::vector<std::string>> names = ListFolder(part_fd, shown);
+  if (!names.ok()) return names.status();
+  uint32_t removed = 0;
+  for (const std::string& name : names.value()) {
+    if (!IsAsideName(name)) continue;
+    const std::string file = shown + "/" + name;
+    struct stat st;
+    if (::fstatat(part_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) != 0) {
+      if (errno == ENOENT) continue;
+      return Status::Errno(errno, "looking at " + file);
+    }
+    if (!S_ISREG(st.st_mode) || st.st_uid != ::geteuid()) {
+      kept->push_back(file + " is not a file of uid " + std::to_string(::geteuid()));
+      continue;
+    }
+    const Result<UniqueFd> fd = OpenFile(part_fd, name, O_RDWR, file);
+    if (fd.status().os_errno() == ENOENT) continue;
+    if (!fd.ok()) {
+      kept->push_back(fd.status().message());
+      continue;
+    }
+    const Result<FileLock> lock = LockFile(fd.value().get(), /*shared=*/false, file);
+    if (!lock.ok()) return lock.status();
+    const Result<bool> named = IsNamed(part_fd, name, fd.value().get(), file);
+    if (!named.ok()) return named.status();
+    if (!named.value()) continue;  // it has got its name, or has gone
+    if (lock.value() != FileLock::kTaken) {
+      kept->push_back(file + (lock.value() == FileLock::kHeld
+                                  ? " is being saved by somebody else"
+                                  : " may be being saved: its file system has no locks (flock) that would tell; if "
+                                    "nobody saves there, remove it by hand"));
+      continue;
+    }
+    const Result<bool> gone = RemoveFile(part_fd, name, file);
+    if (!gone.ok()) return gone.status();
+    removed += gone.value();
+  }
+  return removed;
+}
+
 Result<PartFiles::Removed> PartFiles::RemoveOther(int part_fd, Removal removal, const std::string& shown,
                                                   std::vector<std::string>* kept) const {
   JournalRecord record = record_;
@@ -635,6 +685,28 @@ Result<bool> PartFiles::IsSettled(const FoundAttempt& attempt) const {
     if (!synced.ok()) return synced;
   }
   return true;
+}
+
+// Whether another rank's part of the attempt is locked: in the making, or going. What cannot be seen may be.
+Result<bool> PartFiles::IsBeingSaved(const AttemptId& attempt) const {
+  const std::string tag = ParentOf(shown_), data = DataName(attempt, 0);
+  const Result<std::vector<std::string>> names = ListFolder(tag_.get(), tag);
+  if (!names.ok()) return names.status();
+  for (const std::string& name : names.value()) {
+    const std::optional<uint32_t> rank = ParsePartFolderName(name);
+    if (!rank || *rank == options_.head.rank) continue;
+    const Result<UniqueFd> part = OpenFolder(tag_.get(), name, tag + "/" + name);
+    if (part.status().os_errno() == ENOENT) continue;
+    if (!part.ok()) return true;
+    const std::string shown = tag + "/" + name + "/" + data;
+    const Result<UniqueFd> first = OpenFile(part.value().get(), data, O_RDONLY, shown);
+    if (first.status().os_errno() == ENOENT) continue;
+    if (!first.ok()) return true;
+    const Result<FileLock> lock = LockFile(first.value().get(), /*shared=*/true, shown);
+    if (!lock.ok()) return lock.status();
+    if (lock.value() == FileLock::kHeld) return true;
+  }
+  return false;
 }
 
 Result<bool> PartFiles::IsComplete(std::vector<std::string>* kept) const {
@@ -701,6 +773,8 @@ Status PartFiles::RemoveEarlier(const FoundTag& found, const FoundAttempt& own, 
       const Result<Removed> removed = RemoveOther(part->get(), {*rank, other, nullptr, may_go, nullptr}, shown, kept);
       if (!removed.ok()) kept->push_back(removed.status().message());
     }
+    const Result<uint32_t> asides = RemoveAsides(part->get(), shown, kept);
+    if (!asides.ok()) kept->push_back(asides.status().message());
     const Result<bool> emptied = RemoveEmptyFolder(tag_.get(), name, shown);
     if (!emptied.ok()) kept->push_back(emptied.status().message());
   }

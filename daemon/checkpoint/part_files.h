@@ -36,6 +36,8 @@ class PartFiles {
     int journal_fd = -1;  // of the journal's folder; borrowed for the object's life
     std::string journal_shown;
     WorkingHeaderReader working;  // of files that parts have had handed over
+    // Of Adopt: by what its files count as their user's. Let go of when they are closed, and not before.
+    std::shared_ptr<const void> counted;
   };
 
   // Makes the folders, and the first data file with its header. EEXIST if another attempt has the tag complete, and it
@@ -98,6 +100,9 @@ class PartFiles {
   // Both are named in *kept.
   static Result<Removed> RemovePart(int part_fd, const Removal& removal, const std::string& shown,
                                     std::vector<std::string>* kept);
+  // Removes files that clients have made in a part's folder and not given a name (IsAsideName), if whoever made them is
+  // dead for sure: says how many. The others are named in *kept.
+  static Result<uint32_t> RemoveAsides(int part_fd, const std::string& shown, std::vector<std::string>* kept);
 
  private:
   explicit PartFiles(Options options) : options_(std::move(options)) {}
@@ -113,12 +118,13 @@ class PartFiles {
   Status CheckNames() const;
   Result<bool> IsThere(const JournalRecord::File& file) const;
   Result<bool> IsSettled(const FoundAttempt& attempt) const;
+  Result<bool> IsBeingSaved(const AttemptId& attempt) const;
   // In the journal as long as it takes: what is without its manifest is no part any more, and nobody would look for it.
   Result<Removed> RemoveOther(int part_fd, Removal removal, const std::string& shown,
                               std::vector<std::string>* kept) const;
   Status RemoveEarlier(const FoundTag& found, const FoundAttempt& own, std::vector<std::string>* kept) const;
 
-  Options options_;
+  Options options_;  // first, and so the last that goes
   UniqueFd directory_;
   UniqueFd tag_;
   UniqueFd part_;

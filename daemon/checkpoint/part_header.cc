@@ -1,7 +1,6 @@
 #include "daemon/checkpoint/part_header.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -11,6 +10,8 @@
 #include <type_traits>
 
 #include "daemon/base/check.h"
+#include "daemon/base/file_io.h"
+#include "daemon/base/name.h"
 
 namespace mlpo {
 namespace {
@@ -46,7 +47,7 @@ uint64_t Checksum(const PartHeaderPage& page) { return XXH3_64bits(&page, offset
 }  // namespace
 
 PartHeader MakePartHeader(const PartIdentity& identity) {
-  MLPO_CHECK(IsTag(identity.job) && IsTag(identity.tag));
+  MLPO_CHECK(IsName(identity.job) && IsName(identity.tag));
   PartHeaderPage page{};
   std::memcpy(page.magic, kMagic, sizeof kMagic);
   page.format_version = kFormatVersion;
@@ -85,7 +86,7 @@ Result<PartIdentity> ParsePartHeader(const PartHeader& bytes) {
   identity.started_unix_ns = page.started_unix_ns;
   identity.job.assign(page.job, ::strnlen(page.job, kNameBytes));
   identity.tag.assign(page.tag, ::strnlen(page.tag, kNameBytes));
-  if (page.header_bytes != sizeof page || !IsTag(identity.job) || !IsTag(identity.tag))
+  if (page.header_bytes != sizeof page || !IsName(identity.job) || !IsName(identity.tag))
     return Status::Invalid("the part's header has names or sizes that nobody writes");
   return identity;
 }
@@ -94,15 +95,10 @@ namespace {
 
 // Up to as many bytes as there are: how many.
 Result<size_t> ReadPage(int fd, PartHeader* page, const std::string& shown) {
-  size_t done = 0;
-  while (done < page->bytes.size()) {
-    const ssize_t got = ::pread(fd, page->bytes.data() + done, page->bytes.size() - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Status::Errno(errno, "reading the header of " + shown);
-    if (got == 0) break;
-    done += static_cast<size_t>(got);
-  }
-  return done;
+  size_t got = 0;
+  const int error = ReadAt(fd, page->bytes.data(), page->bytes.size(), 0, &got);
+  if (error != 0) return Status::Errno(error, "reading the header of " + shown);
+  return got;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 
+#include "daemon/base/file_io.h"
 #include "daemon/base/log.h"
 #include "daemon/base/plain_text.h"
 #include "daemon/checkpoint/block_hash.h"
@@ -22,16 +23,11 @@ constexpr size_t kMaxRuns = 65536;  // that are collected before blocks are read
 constexpr uint64_t kPieceBytes = kHashPieceElements * 4;
 
 Status ReadAll(int fd, std::byte* to, uint64_t bytes, uint64_t offset, const std::string& shown) {
-  while (bytes > 0) {
-    const ssize_t got = ::pread(fd, to, bytes, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Status::Errno(errno, "reading " + shown);
-    if (got == 0) return Status(-EIO, shown + " ends at byte " + std::to_string(offset) + ": it was cut");
-    to += got;
-    bytes -= static_cast<uint64_t>(got);
-    offset += static_cast<uint64_t>(got);
-  }
-  return Status();
+  size_t got = 0;
+  if (const int error = ReadAt(fd, to, bytes, offset, &got); error != 0)
+    return Status::Errno(error, "reading " + shown);
+  if (got == bytes) return Status();
+  return Status(-EIO, shown + " ends at byte " + std::to_string(offset + got) + ": it was cut");
 }
 
 using Buffer = std::vector<std::byte>;

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "daemon/base/name.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/checkpoint/folders.h"
 #include "daemon/checkpoint/part_header.h"
@@ -51,7 +52,9 @@ Status ScanPart(int part_fd, uint32_t rank, const std::string& shown, std::vecto
   for (const std::string& name : names.value()) {
     const std::string file = shown + "/" + name;
     const std::optional<PartFileName> parsed = ParsePartFileName(name);
-    if (!parsed) {
+    if (!parsed && IsAsideName(name)) {
+      ++found->asides;
+    } else if (!parsed) {
       found->strange.push_back(file + " is no file of a part");
     } else if (parsed->kind == PartFileName::Kind::kData) {
       ++data[parsed->attempt];
@@ -125,7 +128,7 @@ const FoundAttempt* CompleteAttempt(const FoundTag& found) {
 
 Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::string& shown) {
   const std::string shown_tag = shown + "/" + tag;
-  if (!IsTag(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  if (!IsName(tag)) return Status::Invalid("'" + tag + "' is no tag: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
   Result<UniqueFd> tag_fd = OpenBelievedFolder(directory_fd, tag, ".", shown_tag);
   if (!tag_fd.ok()) return tag_fd.status();
   const Result<std::vector<std::string>> names = ListFolder(tag_fd->get(), shown_tag);
@@ -154,7 +157,7 @@ Result<std::vector<FoundTag>> ScanDirectory(int directory_fd, const std::string&
   if (!names.ok()) return names.status();
   std::vector<FoundTag> all;
   for (const std::string& name : names.value()) {
-    if (!IsTag(name)) continue;
+    if (!IsName(name)) continue;
     Result<FoundTag> found = ScanTag(directory_fd, name, shown);
     const int error = found.status().os_errno();
     if (error == ENOENT || error == ENOTDIR || error == ELOOP) continue;  // a file, a link: whatever else is there
@@ -163,7 +166,7 @@ Result<std::vector<FoundTag>> ScanDirectory(int directory_fd, const std::string&
       unreadable.tag = name;
       unreadable.strange.push_back(found.status().message());
       all.push_back(std::move(unreadable));
-    } else if (!found->attempts.empty() || !found->unfinished.empty()) {
+    } else if (!found->attempts.empty() || !found->unfinished.empty() || found->asides > 0) {
       all.push_back(std::move(*found));
     }
   }

@@ -29,6 +29,7 @@ struct FoundTag {
   std::string tag;
   std::vector<FoundAttempt> attempts;        // that have a manifest, the one that began first in front
   std::map<AttemptId, uint32_t> unfinished;  // data files of parts without a manifest
+  uint32_t asides = 0;                       // files that clients have made and not given a name
   // What is there and is not ours, is another user's who is not believed, or cannot be read; with the reason.
   std::vector<std::string> strange;
 };
@@ -46,7 +47,7 @@ const FoundAttempt* FindAttempt(const FoundTag& found, const AttemptId& id);
 
 // Of one tag's folder. ENOENT if it is not there, EPERM if it is that of somebody who is not believed.
 Result<FoundTag> ScanTag(int directory_fd, const std::string& tag, const std::string& shown);
-// Of all of a directory's folders whose names are tags and that have a part in them.
+// Of all of a directory's folders whose names are tags and that have a part in them, or the beginning of one.
 Result<std::vector<FoundTag>> ScanDirectory(int directory_fd, const std::string& shown);
 // The one to go on with: of those of this job, if there are any, the one of the highest step, of equal ones that began
 // last. nullptr if none is complete.

@@ -37,7 +37,8 @@ class PartWriter {
     int64_t finished_ns = 0;
   };
 
-  // `fd`: of the data file; a duplicate is kept, which has the same flags: O_DIRECT is set on it if `direct`.
+  // `fd`: of the data file; a duplicate is kept, which has the same flags: O_DIRECT is set on it if `direct`. `done`
+  // goes when that has been closed.
   static Result<std::unique_ptr<PartWriter>> Start(int fd, bool direct, uint32_t threads, const std::string& shown,
                                                    std::function<void(const Written&)> done);
   ~PartWriter();
@@ -67,14 +68,14 @@ class PartWriter {
   // What the threads have of it, who may outlive it.
   struct Shared {
     Shared(UniqueFd f, bool d, std::string s, std::function<void(const Written&)> when_done)
-        : fd(std::move(f)), shown(std::move(s)), done(std::move(when_done)), direct(d) {}
+        : done(std::move(when_done)), fd(std::move(f)), shown(std::move(s)), direct(d) {}
     void Run();
     int Carry(const Job& job, uint64_t* written);
     bool GiveUpDirect();
 
+    const std::function<void(const Written&)> done;
     const UniqueFd fd;
     const std::string shown;
-    const std::function<void(const Written&)> done;
 
     std::mutex mutex;
     std::condition_variable work;

@@ -4,6 +4,7 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 
+#include "daemon/base/name.h"
 #include "daemon/config/load.h"
 #include "daemon/config/settings.h"
 

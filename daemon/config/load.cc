@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/name.h"
 #include "daemon/config/flags.h"
 #include "daemon/config/path_list.h"
 #include "daemon/config/settings.h"

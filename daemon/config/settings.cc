@@ -8,8 +8,10 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <string_view>
 #include <utility>
 
+#include "daemon/base/name.h"
 #include "daemon/config/text.h"
 #include "daemon/config/units.h"
 
@@ -375,14 +377,6 @@ std::string NearestKey(const std::string& key, const std::vector<std::string>& k
   for (const std::string& candidate : known)
     if (last(candidate) == last(key)) return candidate;  // the right name in the wrong section
   return nearest;
-}
-
-bool IsName(std::string_view text) {
-  if (text.empty() || text.size() > 128 || text[0] == '.' || text[0] == '-') return false;
-  return std::all_of(text.begin(), text.end(), [](char c) {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
-  });
 }
 
 }  // namespace mlpo

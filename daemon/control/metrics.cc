@@ -108,6 +108,8 @@ void AddDaemon(const Snapshot& s, Families* out) {
   out->Add(s.protocol_errors);
   out->Counter("mlpo_lost_wakeups_total", "Work found by a time-out: more than 0 is a bug.");
   out->Add(s.lost_wakeups);
+  out->Counter("mlpo_log_lines_dropped_total", "Lines of the log that stderr did not take.");
+  out->Add(s.log_lines_dropped);
   out->Gauge("mlpo_arenas_bytes", "Shared memory of all sessions.");
   out->Add(s.arenas_bytes);
   out->Gauge("mlpo_arenas_limit_bytes", "What it may reach.");

@@ -209,6 +209,7 @@ std::string StatusJson(const Snapshot& s, Viewer viewer) {
                {"steps", Steps(s)},
                {"protocol_errors", s.protocol_errors},
                {"lost_wakeups", s.lost_wakeups},
+               {"log_lines_dropped", s.log_lines_dropped},
                {"arenas_bytes", s.arenas_bytes},
                {"arenas_limit_bytes", s.arenas_limit_bytes},
                {"totals", Totals(s)},

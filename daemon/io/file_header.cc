@@ -8,6 +8,8 @@
 #include <type_traits>
 
 #include "daemon/base/checksum.h"
+#include "daemon/base/file_io.h"
+#include "daemon/base/name.h"
 #include "daemon/io/scratch_layout.h"
 
 namespace mlpo {
@@ -47,7 +49,7 @@ std::string Describe(const FileIdentity& identity) {
 }  // namespace
 
 HeaderPage MakeFileHeader(const FileIdentity& identity) {
-  MLPO_CHECK(IsFolderName(identity.node) && IsFolderName(identity.owner.job));
+  MLPO_CHECK(IsName(identity.node) && IsName(identity.owner.job));
   FileHeaderPage page{};
   std::memcpy(page.magic, kMagic, sizeof kMagic);
   page.format_version = kFormatVersion;
@@ -79,21 +81,18 @@ Result<FileIdentity> ParseFileHeader(const HeaderPage& bytes) {
   identity.owner.job.assign(page.job, ::strnlen(page.job, kNameBytes));
   identity.owner.rank = page.rank;
   identity.owner.generation = page.generation;
-  if (page.header_bytes != sizeof page || !IsFolderName(identity.node) || !IsFolderName(identity.owner.job))
+  if (page.header_bytes != sizeof page || !IsName(identity.node) || !IsName(identity.owner.job))
     return Status::Invalid("the file header has names or sizes that this daemon never writes");
   return identity;
 }
 
 Result<FileIdentity> ReadFileHeader(int fd) {
   HeaderPage page;
-  size_t done = 0;
-  while (done < page.bytes.size()) {
-    const ssize_t got = ::pread(fd, page.bytes.data() + done, page.bytes.size() - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Status::Errno(errno, "reading a file header");
-    if (got == 0 || (got % 512 != 0)) return Status::Invalid("the file ends within its header");
-    done += static_cast<size_t>(got);
-  }
+  size_t got = 0;
+  const int error = ReadAt(fd, page.bytes.data(), page.bytes.size(), 0, &got);
+  // Behind an odd end O_DIRECT is refused, which is no other error than the end.
+  if (error != 0 && got % 512 == 0) return Status::Errno(error, "reading a file header");
+  if (got < page.bytes.size()) return Status::Invalid("the file ends within its header");
   return ParseFileHeader(page);
 }
 

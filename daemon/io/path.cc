@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "daemon/base/log.h"
+#include "daemon/base/name.h"
 #include "daemon/io/block_device.h"
 #include "daemon/io/byte_text.h"
 #include "daemon/io/file_header.h"
@@ -53,6 +54,7 @@ uint64_t PromisedBytes(const StateFile& file) {
 }  // namespace
 
 struct Path::Impl {
+  // Set by Open, and not changed afterwards: threads other than the keeper read both.
   std::string shown;  // <directory>/mlpo/<uid>/<node>
   std::string node;
   UniqueFd node_fd;
@@ -204,14 +206,12 @@ Status Path::Impl::Unlink(const StateFile& file) const {
 Status Path::Impl::OpenFolders(const std::string& directory) {
   Result<UniqueFd> directory_fd = OpenPathDirectory(directory);
   if (!directory_fd.ok()) return directory_fd.status();
-  shown = directory + "/" + kTopFolder;
-  Result<UniqueFd> top = OpenTopFolder(directory_fd->get(), shown);
+  const std::string top_shown = directory + "/" + kTopFolder;
+  Result<UniqueFd> top = OpenTopFolder(directory_fd->get(), top_shown);
   if (!top.ok()) return top.status();
   const std::string uid = std::to_string(::geteuid());
-  shown += "/" + uid;
-  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, shown);
+  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, top_shown + "/" + uid);
   if (!own.ok()) return own.status();
-  shown += "/" + node;
   Result<UniqueFd> last = OpenOwnFolder(own->get(), node, shown);
   if (!last.ok()) return last.status();
   Result<UniqueFd> locked = LockNodeFolder(last->get(), node, shown);
@@ -238,7 +238,7 @@ Status Path::Impl::CleanUp(const std::string& path_name) const {
 }
 
 Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::string& name, const std::string& node) {
-  if (!IsFolderName(node))
+  if (!IsName(node))
     return Status::Invalid("the node name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}; set [daemon] node");
   std::unique_ptr<Path> path(new Path());
   path->impl_ = std::make_unique<Impl>();
@@ -247,6 +247,7 @@ Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::st
   path->config_ = config;
   Impl& impl = *path->impl_;
   impl.node = node;
+  impl.shown = path->folder_shown();
   const Status opened = impl.OpenFolders(config.directory);
   if (!opened.ok()) return opened;
 
@@ -371,7 +372,7 @@ uint64_t Path::ReservedBytes() const {
 }
 
 Result<FileId> Path::CreateFile(const FileOwner& owner) {
-  if (!IsFolderName(owner.job)) return Status::Invalid("a job name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  if (!IsName(owner.job)) return Status::Invalid("a job name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
   const std::string job = JobFolder(owner), rank = RankFolder(owner);
   Result<UniqueFd> job_fd = OpenOwnFolder(impl_->node_fd.get(), job, impl_->shown + "/" + job);
   if (!job_fd.ok()) return job_fd.status();

@@ -16,6 +16,7 @@
 #include <random>
 
 #include "daemon/base/check.h"
+#include "daemon/base/file_io.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/io/path_folders.h"
 #include "daemon/io/scratch_layout.h"
@@ -81,28 +82,6 @@ int WriteAndReadBack(int fd, const std::byte* pattern, std::byte* back, size_t b
   if (got < 0) return errno;
   *what = "comparing what was read back with what was written to";
   if (static_cast<size_t>(got) != bytes || std::memcmp(pattern, back, bytes) != 0) return EIO;
-  return 0;
-}
-
-// All of it, or an errno: a limit or a full file system cuts a write short before it says so.
-int WriteAll(int fd, const std::byte* data, size_t bytes, off_t offset) {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t put = ::pwrite(fd, data + done, bytes - done, offset + static_cast<off_t>(done));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return errno;
-    if (put == 0) return ENOSPC;
-    done += static_cast<size_t>(put);
-  }
-  return 0;
-}
-int ReadAll(int fd, std::byte* data, size_t bytes, off_t offset) {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t got = ::pread(fd, data + done, bytes - done, offset + static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno;
-    if (got == 0) return EIO;
-    done += static_cast<size_t>(got);
-  }
   return 0;
 }
 
@@ -207,15 +186,16 @@ Status ProbeBlock(int folder_fd, const std::string& shown, bool direct, uint64_t
   if (!FillWithRandom(pattern.data, bytes)) return Status::Errno(errno, "getrandom");
   UniqueFd fd = OpenProbeFile(folder_fd, direct ? O_DIRECT : 0);
   if (!fd) return PathError(errno, "probe: making a file in", shown);
-  const auto offset = static_cast<off_t>(end > bytes ? end - bytes : 0);
-  if (const int error = WriteAll(fd.get(), pattern.data, bytes, offset); error != 0)
+  const uint64_t offset = end > bytes ? end - bytes : 0;
+  if (const int error = WriteAt(fd.get(), pattern.data, bytes, offset); error != 0)
     return PathError(error, "probe: writing in", shown);
   if (::fdatasync(fd.get()) != 0) return PathError(errno, "probe: syncing in", shown);
   (void)::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);  // buffered: read from storage; else no effect
   std::memset(back.data, 0, bytes);
-  if (const int error = ReadAll(fd.get(), back.data, bytes, offset); error != 0)
+  size_t got = 0;
+  if (const int error = ReadAt(fd.get(), back.data, bytes, offset, &got); error != 0)
     return PathError(error, "probe: reading back in", shown);
-  if (std::memcmp(pattern.data, back.data, bytes) != 0)
+  if (got != bytes || std::memcmp(pattern.data, back.data, bytes) != 0)
     return PathError(EIO, "probe: what was read back is not what was written in", shown);
   return Status();
 }

@@ -1,6 +1,5 @@
 #include "daemon/io/scratch_cleanup.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -8,13 +7,13 @@
 
 #include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <memory>
 #include <optional>
 #include <string_view>
 #include <system_error>
 #include <vector>
 
+#include "daemon/base/file_io.h"
+#include "daemon/base/name.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/io/file_header.h"
 #include "daemon/io/path_folders.h"
@@ -39,19 +38,8 @@ std::optional<std::pair<Number, std::string_view>> SplitNumber(std::string_view 
 
 // The names in a folder, without "." and "..".
 Result<std::vector<std::string>> List(int folder_fd, const std::string& shown) {
-  UniqueFd own(::openat(folder_fd, ".", kFolderFlags));
-  if (!own) return PathError(errno, "listing", shown);
-  std::unique_ptr<DIR, int (*)(DIR*)> folder(::fdopendir(own.get()), ::closedir);
-  if (folder == nullptr) return PathError(errno, "listing", shown);
-  own.release();
   std::vector<std::string> names;
-  while (true) {
-    errno = 0;
-    const dirent* entry = ::readdir(folder.get());
-    if (entry == nullptr) break;
-    if (std::strcmp(entry->d_name, ".") != 0 && std::strcmp(entry->d_name, "..") != 0) names.push_back(entry->d_name);
-  }
-  if (errno != 0) return PathError(errno, "listing", shown);
+  if (const int error = ListNames(folder_fd, &names); error != 0) return PathError(error, "listing", shown);
   return names;
 }
 
@@ -72,7 +60,7 @@ class Cleanup {
         continue;
       }
       const auto job = SplitNumber<uint32_t>(name);
-      if (!job || !IsFolderName(job->second)) continue;  // the lock, a journal, a stranger
+      if (!job || !IsName(job->second)) continue;  // the lock, a journal, a stranger
       const Status done = CleanJob(name, {job->first, std::string(job->second), 0, 0});
       if (!done.ok()) return done;
     }
@@ -234,7 +222,7 @@ Result<GcReport> CleanScratch(int node_fd, const std::string& node, const std::s
 }
 
 Result<GcReport> CleanNode(const std::string& directory, const std::string& node, const CleanupOptions& options) {
-  if (!IsFolderName(node)) return Status::Invalid("\"" + node + "\" is no node's name");
+  if (!IsName(node)) return Status::Invalid("\"" + node + "\" is no node's name");
   GcReport nothing;
   nothing.dry_run = options.dry_run;
   Result<UniqueFd> folder = OpenPathDirectory(directory);

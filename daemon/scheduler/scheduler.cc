@@ -220,6 +220,7 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
   EndUseOfSave(*session);
   for (auto& [handle, subgroup] : session->subgroups) EndOwner(*subgroup);
   EndUseOfObjects(*session);
+  look_at_restores_ = true;  // others may go on
   MaybeGone(*session);
   Pump();
 }
@@ -268,9 +269,11 @@ void Scheduler::MaybeGone(Session& session) {
 void Scheduler::Tick(int64_t now_ns) {
   Enter(now_ns);
   StartProbes();
+  look_at_restores_ = true;  // some may hang by now
   Pump();
   FailHung();
   FailHungSaves();
+  TellOfHanging();
   if (options_.hang_timeout_ns != 0) GiveUpStalled(options_.hang_timeout_ns, now_ns);
   if (CanMove()) {
     stuck_since_ns_ = 0;
@@ -313,18 +316,23 @@ bool Scheduler::ailing() const {
   });
 }
 
-// Whether a buffer is to be had or may become so. Slow I/O counts, until its path has hung for too long, and for a
-// while the probe of a path that has not failed; that of one that has does not.
-bool Scheduler::CanMove() const {
-  bool moves = false;
-  for (PathIndex i = 0; i < paths_.size() && !moves; ++i) {
+// Whether paths have something that gives a buffer when it ends. Slow I/O counts, until its path has hung for too long,
+// and for a while the probe of a path that has not failed; that of one that has does not.
+bool Scheduler::PathsMove() const {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
     const PathState& path = paths_[i];
     const PathHealth& health = path.health;
     const bool proves = health.unproven() && !health.disabled();
-    moves = (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns) ||
-            (path.reads > path.copies && !IsLost(i, Direction::kRead)) ||
-            (path.writes > 0 && !IsLost(i, Direction::kWrite));
+    if (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns) return true;
+    if (path.reads > path.copies && !IsLost(i, Direction::kRead)) return true;
+    if (path.writes > 0 && !IsLost(i, Direction::kWrite)) return true;
   }
+  return false;
+}
+
+// Whether a buffer is to be had or may become so.
+bool Scheduler::CanMove() const {
+  const bool moves = PathsMove();
   // A TAKE needs no buffer but a path that is written to.
   if (taking_ > 0 && working_ == 0 && !moves) return false;
   if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;

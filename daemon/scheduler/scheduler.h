@@ -103,6 +103,9 @@ class SchedulerActions {
   // Nothing of an ended session, or of a store that has files and no objects any more, is in flight; but copies of a
   // save may be, which needs its files until StateCopied.
   virtual void SessionGone(SessionId session) = 0;
+  // All that an ended session has in flight is on paths that hang: whoever comes after it need not wait for that.
+  // SessionGone follows when it comes back. At most once.
+  virtual void SessionHangs(SessionId session) = 0;
   // The state is pinned, while the session is surely there; from now on it is written to the next files that the save
   // began with, if there are any.
   virtual void StatePinned(const StateSave& save) = 0;
@@ -143,8 +146,7 @@ class Scheduler {
     bool learn = true;          // speeds, from what the paths do
     bool integrity = false;     // blocks on paths have checksums
     uint32_t copy_buffers = 4;  // that copies for checkpoints may have, and no more than an eighth of all
-    // Likewise, that one session's RESTOREs may have: its checkpoint's files may hang, and the buffers with them.
-    uint32_t restore_buffers = 8;
+    uint32_t restore_buffers = 8;  // that one session's RESTOREs may have; all of them: an eighth of all
     uint64_t seed = 0;  // of the path model
     std::vector<PathParameters> paths;
     std::vector<std::string> path_names;                // for messages
@@ -337,6 +339,12 @@ class Scheduler {
     uint8_t unchecked = 0;  // of these, that are compared
     uint8_t missing = 0;    // of these, that had no checksums
   };
+  // A block that is being filled for a RESTORE; its session may have ended.
+  struct Filling {
+    SessionId session = 0;
+    uint32_t uid = 0;
+    int64_t since_ns = 0;
+  };
 
   void SetLowWater();
   // First in each call: time has come to now_ns.
@@ -434,9 +442,19 @@ class Scheduler {
   bool Saving() const;
   bool IsStalled(const StateSave& save, int64_t stalled_ns) const;
   uint32_t CopiesUnderWay() const;
+  // Buffers that copies have of saves that hang: one user's and all users', which no limit of one user's keeps low.
+  struct HungCopies {
+    uint32_t of_user = 0;
+    uint32_t all = 0;
+  };
+  HungCopies CopiesThatHang(uint32_t uid) const;
+  bool HangTooMany(const HungCopies& hang) const { return hang.of_user >= 2 * MostCopies() || hang.all >= MostHung(); }
+  uint32_t MostCopies() const { return std::clamp(free_.added() / 8, 1u, options_.copy_buffers); }
+  uint32_t MostHung() const { return std::max(1u, free_.added() / 2); }
   const Block* WaitsForTake(const Session& session) const;
   void FailHungSaves();
   void FailHungTake(StateSave& save);
+  void FailStarvedCopies(StateSave& save);
   std::shared_ptr<CopyPace> PaceOf(const CopyPace::Options& options);
   uint32_t CopiesAtPace(const CopyPace* pace) const;
   double BoundSeconds(const StateSave& save) const;
@@ -451,7 +469,7 @@ class Scheduler {
   void EndPin(Pin& pin);
   void SubmitRestore(Session& session, const Request& request);
   void BeginRestore(Op& op);
-  void FillNext(Session& session);
+  void PumpRestores();
   void EndRestore(Op& op, Completion* completion);
   // Blocks: scheduler_blocks.cc
   void WantBlock(Op& op, Block& block);
@@ -557,9 +575,12 @@ class Scheduler {
   void ForgetRead(Block& block);
   void ReadsFail(PathIndex path, int error);
   void WriteDone(const InFlight& in_flight, const TransferResult& result);
+  bool PathsMove() const;
   bool CanMove() const;
+  std::string WhyNotWritten() const;
   void FailStuck();
   void FailHung();
+  void TellOfHanging();
   Failure HasHung(PathIndex path, int64_t hung_ns, const Block& block) const;
   void StartProbes();
   int64_t NextProbe() const;
@@ -615,6 +636,9 @@ class Scheduler {
   uint64_t next_save_ = 1;
   std::map<uint64_t, std::weak_ptr<CopyPace>> paces_;  // by target
   uint64_t copy_turn_ = 0;
+  std::map<const Block*, Filling> filling_;
+  uint64_t restore_turn_ = 0;
+  bool look_at_restores_ = false;  // one has begun, moved or ended, or time has passed; until the next Pump
   CheckpointTotals checkpoint_totals_;
   uint64_t taking_ = 0;         // blocks with `flush_for`
   uint64_t coming_ = 0;         // blocks of objects that are being written, and that no piece has reached yet

@@ -121,6 +121,10 @@ void Scheduler::StartWork(Block& block) {
   ++working_;
   Hold(block);
   ++block.want->session->in_flight;  // its arena is in use, too
+  if (block.want->kind() == MLPO_OP_RESTORE) {
+    ++block.want->filling;
+    filling_[&block] = {block.owner->session->id, block.owner->session->job->uid, now_ns_};
+  }
   steps_.WorkBegins(block.want->session->steps, block.want->kind() == MLPO_OP_UPDATE);
   actions_->StartBlockWork(*block.want, block);
 }

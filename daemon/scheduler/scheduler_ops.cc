@@ -370,6 +370,7 @@ void Scheduler::FailOp(Op& op, Failure failure) {
   if (op.failure.status == 0) op.failure = std::move(failure);
   std::erase_if(op.session->line, [&op](const InLine& waits) { return waits.op == &op; });
   std::erase(op.session->restoring, &op);
+  look_at_restores_ |= op.kind() == MLPO_OP_RESTORE;
   for (uint32_t i = op.first_block; i < op.end_block; ++i) {
     Block& block = op.owner->blocks[i];
     if (block.want != &op || block.state == BlockState::kWorking || block.state == BlockState::kFetching) continue;

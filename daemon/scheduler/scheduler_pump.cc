@@ -14,11 +14,17 @@
 #include "proto/abi.h"
 
 namespace mlpo {
+namespace {
+
+constexpr int64_t kNotWaitedForNs = 10'000'000'000;  // that I/O of an ended session hangs, by who comes after it
+
+}  // namespace
 
 void Scheduler::Pump() {
   do {
     PumpTakes();
     PumpGradients();
+    PumpRestores();
     WantNext();
     PumpFlushes();
     PumpQuotas();
@@ -624,6 +630,22 @@ Failure Scheduler::HasHung(PathIndex path, int64_t hung_ns, const Block& block) 
   return failure;
 }
 
+// Of sessions that have ended. Their buffers and files stay theirs until what hangs comes back.
+void Scheduler::TellOfHanging() {
+  for (Session* const session : all_sessions_) {
+    if (!session->ending || session->hangs || IsStore(session->id)) continue;
+    uint64_t hanging = 0;
+    for (const auto& [id, in_flight] : transfers_) {
+      if (in_flight.block == nullptr || in_flight.block->owner->session != session) continue;
+      const Transfer& transfer = in_flight.transfer;
+      hanging += model_.HungNs(transfer.path, transfer.direction, now_ns_) >= kNotWaitedForNs;
+    }
+    if (hanging < session->in_flight) continue;
+    session->hangs = true;
+    actions_->SessionHangs(session->id);
+  }
+}
+
 // What waits for a path that has hung for too long. Blocks that the path has stay with it until it lets go of them.
 // Reads that move while writes hang are waited for, as long as there is room for one in flight.
 void Scheduler::FailHung() {
@@ -659,7 +681,8 @@ void Scheduler::FailHung() {
   }
 }
 
-void Scheduler::FailStuck() {
+// Each path's state, and what would help.
+std::string Scheduler::WhyNotWritten() const {
   std::string reasons;
   const bool limited =
       std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.error() == EFBIG; });
@@ -668,6 +691,10 @@ void Scheduler::FailStuck() {
     const int error = paths_[i].health.error();
     if (error != 0) reasons += " (" + std::generic_category().message(error) + ")";
   }
+  return limited ? reasons + "; raise LimitFSIZE= (RLIMIT_FSIZE)" : reasons;
+}
+
+void Scheduler::FailStuck() {
   const bool full = std::all_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.full(); });
   std::vector<BlockOwner*> waiting;
   const auto look = [&](BlockOwner& owner) {
@@ -681,8 +708,7 @@ void Scheduler::FailStuck() {
   }
   for (BlockOwner* owner : waiting) {
     Failure failure = Fail(full && owner->object() != nullptr ? -ENOSPC : MLPO_E_IO,
-                           std::string("no path can take a block, so no buffer becomes free") +
-                               (limited ? " (raise LimitFSIZE=, RLIMIT_FSIZE): " : ": ") + reasons);
+                           "no path can take a block, so no buffer becomes free: " + WhyNotWritten());
     failure.os_errno = paths_.front().health.error();
     Op& op = *owner->queue.front();
     FailOp(op, std::move(failure));

@@ -567,20 +567,27 @@ uint32_t Scheduler::CopiesUnderWay() const {
   return copies;
 }
 
+Scheduler::HungCopies Scheduler::CopiesThatHang(uint32_t uid) const {
+  HungCopies hang;
+  for (const auto& [number, save] : saves_) {
+    if (!IsStalled(*save, kStalledNs)) continue;
+    hang.all += save->in_flight;
+    hang.of_user += save->uid == uid ? save->in_flight : 0;
+  }
+  return hang;
+}
+
 // Whether it may have one buffer more. All that move have `most` of them together; while others have something to copy,
 // half of these is one save's, and one user's. What hangs keeps its buffers until the kernel lets go of them: a user
-// gets no more than as many again, or one could take the pool, save by save.
+// gets no more than as many again, and all users together half of the pool, or they could take it, save by save.
 bool Scheduler::MayCopy(const StateSave& save) const {
   if (IsStalled(save, kStalledNs)) return false;
-  const uint32_t most = std::clamp(free_.added() / 8, 1u, options_.copy_buffers), half = std::max(1u, most / 2);
-  uint32_t all = 0, of_user = 0, hang = 0;
+  const uint32_t most = MostCopies(), half = std::max(1u, most / 2);
+  uint32_t all = 0, of_user = 0;
   bool others = false, other_users = false;
   for (const auto& [number, other] : saves_) {
     const bool same_user = other->uid == save.uid;
-    if (IsStalled(*other, kStalledNs)) {
-      hang += same_user ? other->in_flight : 0;
-      continue;
-    }
+    if (IsStalled(*other, kStalledNs)) continue;
     all += other->in_flight;
     of_user += same_user ? other->in_flight : 0;
     if (other.get() == &save || other->phase != StateSave::Phase::kCopying) continue;
@@ -589,7 +596,8 @@ bool Scheduler::MayCopy(const StateSave& save) const {
     others |= wants;
     other_users |= wants && !same_user;
   }
-  if (all >= most || hang + of_user >= 2 * most) return false;
+  const HungCopies hang = CopiesThatHang(save.uid);
+  if (all >= most || hang.of_user + of_user >= 2 * most || hang.all + all >= MostHung()) return false;
   return (!others || save.in_flight < half) && (!other_users || of_user < half);
 }
 
@@ -627,6 +635,8 @@ void Scheduler::FailHungSaves() {
       FailHungTake(*save);
       continue;
     }
+    if (save->phase == StateSave::Phase::kCopying) FailStarvedCopies(*save);
+    if (save->failure.status != 0) continue;
     for (PathIndex path = 0; path < paths_.size(); ++path) {
       const bool leaves = save->phase == StateSave::Phase::kLeaving && save->old_files[path] != kNone &&
                           now_ns_ - save->moved_ns >= options_.hang_timeout_ns && IsLost(path, Direction::kWrite);
@@ -665,6 +675,34 @@ void Scheduler::FailHungTake(StateSave& save) {
   failure.block = block->index;
   failure.first = block->first;
   failure.count = block->count;
+  Break(save, std::move(failure));
+}
+
+// Copies that have waited for too long for a buffer, and nothing that is under way gives them one: all are dirty and no
+// path takes what is written, or copies that hang have as many as may be. Workers do not count: while they go on in what
+// is dirty, it stays so.
+void Scheduler::FailStarvedCopies(StateSave& save) {
+  const bool waits = save.in_flight == 0 && std::any_of(save.waiting.begin(), save.waiting.end(),
+                                                        [](const auto& pins) { return !pins.empty(); });
+  const HungCopies hang = CopiesThatHang(save.uid);
+  const bool too_many = HangTooMany(hang);
+  const bool none_comes = !BufferIsFree() && clean_ahead_.empty() && CopiesUnderWay() == 0 && !PathsMove();
+  if (!waits || !(too_many || none_comes)) {
+    save.starved_ns = 0;
+    return;
+  }
+  if (save.starved_ns == 0) save.starved_ns = now_ns_;
+  if (now_ns_ - save.starved_ns < options_.no_path_timeout_ns) return;
+  if (too_many) {
+    return Break(save, Fail(-ETIMEDOUT, "copies to directories that do not answer have " + std::to_string(hang.all) +
+                                            " buffers of the pool, of this user " + std::to_string(hang.of_user) +
+                                            "; more may not be lost to such, and this checkpoint waits for one: end "
+                                            "what serves these directories"));
+  }
+  Failure failure = Fail(MLPO_E_IO, "copying waits for a buffer of the pool, and none becomes free as long as no path "
+                                    "takes what they have: " +
+                                        WhyNotWritten() + "; when one does, save again");
+  failure.os_errno = paths_.front().health.error();
   Break(save, std::move(failure));
 }
 
@@ -902,19 +940,59 @@ void Scheduler::BeginRestore(Op& op) {
   op.end_block = static_cast<uint32_t>(subgroup.blocks.size());
   op.left = op.end_block;
   op.session->restoring.push_back(&op);
-  FillNext(*op.session);
+  look_at_restores_ = true;
 }
 
-// A few at a time: while their checkpoint's files do not answer, their buffers are nobody else's.
-void Scheduler::FillNext(Session& session) {
-  if (session.ending) return;
-  const uint32_t most = std::clamp(free_.added() / 8, 1u, options_.restore_buffers);
-  uint32_t filling = 0;
-  for (const Op* op : session.restoring) filling += op->next_fill - (op->end_block - op->left);
-  for (Op* op : session.restoring) {
-    for (; filling < most && op->next_fill < op->end_block; ++filling) {
-      WantBlock(*op, op->owner->blocks[op->next_fill++]);
+// Wants the next blocks of RESTOREs, a few at a time: while their checkpoints' files do not answer, their buffers are
+// nobody else's. All that move have an eighth of the pool together; while others have something to fill, half of that
+// is one user's. What hangs keeps its buffers until it is given up, and counts against its user alone, who gets no more
+// than as many again; all users together get half of the pool: else they could take it, or keep others from restoring.
+void Scheduler::PumpRestores() {
+  if (!std::exchange(look_at_restores_, false)) return;
+  struct Use {
+    uint32_t move = 0, hang = 0;
+  };
+  std::map<SessionId, uint32_t> of_session;
+  std::map<uint32_t, Use> of_user;  // by uid
+  uint32_t all = 0, all_hang = 0;   // that move, or hang
+  const auto count = [&](SessionId session, uint32_t uid, uint32_t blocks, bool hang) {
+    of_session[session] += blocks;
+    (hang ? of_user[uid].hang : of_user[uid].move) += blocks;
+    (hang ? all_hang : all) += blocks;
+  };
+  for (const auto& [block, filling] : filling_) {
+    count(filling.session, filling.uid, 1, now_ns_ - filling.since_ns >= kStalledNs);
+  }
+  const auto has_more = [](const Op* op) { return op->next_fill < op->end_block; };
+  std::vector<Session*> waiting;
+  for (Session* const session : all_sessions_) {
+    if (session->ending || session->restoring.empty()) continue;
+    for (const Op* op : session->restoring) {  // what is wanted, and not being filled yet
+      count(session->id, session->job->uid, op->next_fill - (op->end_block - op->left) - op->filling, false);
     }
+    if (std::any_of(session->restoring.begin(), session->restoring.end(), has_more)) waiting.push_back(session);
+  }
+  const uint32_t most = std::max(1u, free_.added() / 8), half = std::max(1u, most / 2);
+  const uint32_t most_of_pool = std::max(1u, free_.added() / 2);
+  const auto may_fill = [&](const Session& session) {
+    const uint32_t uid = session.job->uid;
+    const Use& user = of_user[uid];
+    const bool others =
+        std::any_of(waiting.begin(), waiting.end(), [uid](const Session* other) { return other->job->uid != uid; });
+    return of_session[session.id] < options_.restore_buffers && all < most && user.move + user.hang < 2 * most &&
+           all + all_hang < most_of_pool && (!others || user.move < half);
+  };
+  for (;;) {
+    Session* next = nullptr;  // in turn: who has waited for the longest
+    for (Session* const session : waiting) {
+      if ((next == nullptr || session->restore_turn < next->restore_turn) && may_fill(*session)) next = session;
+    }
+    if (next == nullptr) return;
+    next->restore_turn = ++restore_turn_;
+    count(next->id, next->job->uid, 1, false);
+    Op& op = **std::find_if(next->restoring.begin(), next->restoring.end(), has_more);
+    WantBlock(op, op.owner->blocks[op.next_fill++]);
+    if (std::none_of(next->restoring.begin(), next->restoring.end(), has_more)) std::erase(waiting, next);
   }
 }
 
@@ -923,6 +1001,9 @@ void Scheduler::BlockRestored(Block& block, uint8_t parts, Failure failure, int6
   Op& op = *block.want;
   Session& session = *op.session;
   --working_;
+  --op.filling;
+  filling_.erase(&block);
+  look_at_restores_ = true;
   steps_.WorkEnds(session.steps, false);
   LetGo(block);
   --session.in_flight;
@@ -952,7 +1033,6 @@ void Scheduler::BlockRestored(Block& block, uint8_t parts, Failure failure, int6
     FailOp(op, std::move(failure));
   }
   BlockDone(op);
-  FillNext(session);
   MaybeGone(session);
   Pump();
 }
@@ -960,7 +1040,6 @@ void Scheduler::BlockRestored(Block& block, uint8_t parts, Failure failure, int6
 void Scheduler::EndRestore(Op& op, Completion* completion) {
   Subgroup& subgroup = *op.subgroup();
   std::erase(op.session->restoring, &op);
-  FillNext(*op.session);
   completion->value = subgroup.epoch;
   if (op.failure.status == 0) op.failure = actions_->RestoreSteps(op, subgroup.spec.tensors);
   if (op.failure.status != 0) {

@@ -103,6 +103,8 @@ struct Session {
   std::map<uint32_t, bool> restores;  // handles; whether a subgroup has been filled by it, or is to be
   std::deque<Op*> restoring;          // RESTOREs that have begun, in their order
   bool ending = false;
+  bool hangs = false;         // SchedulerActions::SessionHangs
+  uint64_t restore_turn = 0;  // when a block of a RESTORE was last wanted: the highest is the last
 };
 
 // What the jobs of one user share.

@@ -77,6 +77,7 @@ struct StateSave {
   std::map<SubgroupId, std::vector<int64_t>> steps;  // of each subgroup's tensors, when it was pinned
   std::vector<std::deque<Pin*>> waiting;             // per path: to be copied
   uint32_t in_flight = 0;                            // copies
+  int64_t starved_ns = 0;                            // since when nothing gives them a buffer; 0: not so
   uint64_t turn = 0;                                 // when it last began one: the highest is the last
   uint64_t bytes = 0;                                // pinned; once copying has begun, to be copied
   uint64_t copied_bytes = 0;

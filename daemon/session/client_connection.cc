@@ -11,7 +11,9 @@
 #include <iterator>
 #include <utility>
 
+#include "daemon/base/clock.h"
 #include "daemon/base/close_elsewhere.h"
+#include "daemon/base/name.h"
 #include "daemon/session/session_server.h"
 
 namespace mlpo {
@@ -251,8 +253,12 @@ Status ClientConnection::OnReady() {
   Status status = areas_->SealClientArea();
   if (!status.ok()) return status;
   state_ = State::kRunning;
-  spdlog::info("event=session_start session={} job={} rank={} world_size={} uid={} pid={} generation={}", identity_.id,
-               identity_.job, identity_.rank, identity_.world_size, identity_.uid, identity_.pid, identity_.generation);
+  if (uint64_t suppressed = 0; server_->log_share().Allow(peer_.uid, NowNs(), &suppressed)) {
+    spdlog::info(
+        "event=session_start session={} job={} rank={} world_size={} uid={} pid={} generation={} suppressed={}",
+        identity_.id, identity_.job, identity_.rank, identity_.world_size, identity_.uid, identity_.pid,
+        identity_.generation, suppressed);
+  }
   server_->host().SessionReady(identity_, areas_);
   return Status();
 }
@@ -371,7 +377,8 @@ Status ClientConnection::OnCheckpoint(Frame& frame) {
   if (!own.ok()) return own;
   CheckpointRequest request;
   if (passed) {
-    Result<ForeignFiles> files = ShareForeign(std::exchange(frame.fds(), {}), peer_.uid, 2);
+    // The data file has a second descriptor while it is written.
+    Result<ForeignFiles> files = ShareForeign(std::exchange(frame.fds(), {}), peer_.uid, 3);
     if (!files.ok()) return files.status();
     request.files = std::move(*files);
   }
@@ -625,8 +632,10 @@ void ClientConnection::Reply(const T& frame) {
 
 void ClientConnection::Refuse(const Status& status) {
   busy_ = false;
-  spdlog::warn("event=request_refused session={} job={} rank={} code={} reason=\"{}\"", identity_.id, identity_.job,
-               identity_.rank, status.code(), status.message());
+  if (uint64_t suppressed = 0; server_->log_share().Allow(peer_.uid, NowNs(), &suppressed)) {
+    spdlog::warn("event=request_refused session={} job={} rank={} code={} reason=\"{}\" suppressed={}", identity_.id,
+                 identity_.job, identity_.rank, status.code(), status.message(), suppressed);
+  }
   SendError(socket_.native_handle(), seq_, status);
 }
 
@@ -640,18 +649,25 @@ void ClientConnection::End(const Status& reason, bool tell) {
   after_mapped_ = nullptr;
   restore_.reset();
   if (reason.code() == MLPO_E_PROTOCOL) server_->CountProtocolError();
-  if (was_running && reason.ok()) {
-    spdlog::info("event=session_end session={} job={} rank={}", identity_.id, identity_.job, identity_.rank);
-  } else {
-    spdlog::warn("event=session_end session={} job={} rank={} uid={} pid={} code={} reason=\"{}\"", identity_.id,
-                 identity_.job, identity_.rank, identity_.uid, identity_.pid, reason.code(), reason.message());
-  }
+  LogEnd(reason, was_running);
   if (tell) SendError(socket_.native_handle(), seq_, reason);
   CloseSocket(UniqueFd(socket_.release()), peer_.uid);
   boost::system::error_code ignored;  // closing cannot fail in a way that matters here
   pidfd_.close(ignored);
   ClearDeadline();
   server_->OnEnd(*this, was_running);
+}
+
+void ClientConnection::LogEnd(const Status& reason, bool was_running) {
+  uint64_t suppressed = 0;
+  if (!server_->log_share().Allow(peer_.uid, NowNs(), &suppressed)) return;
+  if (was_running && reason.ok()) {
+    return spdlog::info("event=session_end session={} job={} rank={} suppressed={}", identity_.id, identity_.job,
+                        identity_.rank, suppressed);
+  }
+  spdlog::warn("event=session_end session={} job={} rank={} uid={} pid={} code={} reason=\"{}\" suppressed={}",
+               identity_.id, identity_.job, identity_.rank, identity_.uid, identity_.pid, reason.code(),
+               reason.message(), suppressed);
 }
 
 std::shared_ptr<void> ClientConnection::TakeMemory() {

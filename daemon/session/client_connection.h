@@ -41,6 +41,8 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
 
   const SessionIdentity& identity() const { return identity_; }
   bool ended() const { return state_ == State::kEnded; }
+  // Its HELLO has not come.
+  bool silent() const { return state_ == State::kHello; }
   // Whether its process has ended or has closed its socket, noticed or not.
   bool HasLeft() {
     return !ended() && (HasHungUp(socket_.native_handle()) || (pidfd_.is_open() && HasEnded(pidfd_.native_handle())));
@@ -85,6 +87,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   template <class T>
   void Reply(const T& frame);
   void Refuse(const Status& status);
+  void LogEnd(const Status& reason, bool was_running);
 
   SessionServer* const server_;
   const Peer peer_;

@@ -4,8 +4,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <fstream>
 
@@ -58,14 +56,6 @@ bool HasEnded(int pidfd) {
 bool HasHungUp(int socket) {
   pollfd entry = {socket, POLLRDHUP, 0};
   return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
-}
-
-bool IsName(const std::string& name) {
-  if (name.empty() || name.size() > MLPO_MAX_JOB) return false;
-  const auto word = [](unsigned char c) { return c < 128 && (std::isalnum(c) || c == '_'); };
-  return word(static_cast<unsigned char>(name[0])) && std::all_of(name.begin(), name.end(), [&](char c) {
-           return word(static_cast<unsigned char>(c)) || c == '.' || c == '-';
-         });
 }
 
 }  // namespace mlpo

@@ -20,7 +20,5 @@ Status CheckPidfd(int fd, const Peer& peer);
 bool HasEnded(int pidfd);
 // Whether the other end of a socket is closed, whatever still waits to be read.
 bool HasHungUp(int socket);
-// A job's or node's name: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}.
-bool IsName(const std::string& name);
 
 }  // namespace mlpo

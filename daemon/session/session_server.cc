@@ -4,7 +4,9 @@
 
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <cerrno>
@@ -19,6 +21,8 @@ namespace {
 
 constexpr int kAcceptsPerTurn = 16;
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+constexpr size_t kHandshakes = 64;  // that there is room for, and for as many as there may be sessions
+constexpr size_t kShareOfOne = 4;   // of that, its inverse: what one user may have of it
 
 }  // namespace
 
@@ -63,10 +67,7 @@ void SessionServer::OnAcceptable() {
       CloseSocket(std::move(socket), peer.ok() ? peer->uid : 0);
       continue;
     }
-    Status room = CheckForeign(peer->uid);
-    // Handshakes are bounded, too: connections that have not claimed a session count, and time out.
-    if (connections_.size() >= 2 * static_cast<size_t>(options_.max_sessions) + 64)
-      room = Status(MLPO_E_QUOTA, "the daemon has too many connections: see [daemon] max_sessions");
+    const Status room = CheckRoom(peer->uid);
     if (!room.ok()) {
       SendError(socket.get(), 0, room);
       CloseSocket(std::move(socket), peer->uid);
@@ -79,6 +80,21 @@ void SessionServer::OnAcceptable() {
     connection->Start();
   }
   Accept();
+}
+
+// Handshakes are bounded, too: connections that have not claimed a session count, and time out. Who opens each anew as
+// it does leaves room for others.
+Status SessionServer::CheckRoom(uint32_t uid) const {
+  const size_t handshakes = options_.max_sessions + kHandshakes;
+  if (connections_.size() >= options_.max_sessions + handshakes)
+    return Status(MLPO_E_QUOTA, "the daemon has too many connections: see [daemon] max_sessions");
+  const auto silent = std::count_if(connections_.begin(), connections_.end(), [uid](const auto& entry) {
+    return entry.second->silent() && entry.second->identity().uid == uid;
+  });
+  if (uid != 0 && uid != ::geteuid() && static_cast<size_t>(silent) >= handshakes / kShareOfOne)
+    return Status(MLPO_E_QUOTA, "uid " + std::to_string(uid) + " has " + std::to_string(silent) +
+                                    " connections that have not said HELLO: close them, or wait until they time out");
+  return CheckForeign(uid);
 }
 
 void SessionServer::StopAccepting() {
@@ -156,6 +172,18 @@ void SessionServer::SessionGone(SessionId session) {
   connections_.erase(session);
   host_->Dispose(gone->TakeMemory());
   ReleaseClaim(*gone);
+}
+
+// Its files and its memory are its own: a successor has another generation. So there may be as many of these as the
+// paths that hang let be in flight, which is few.
+void SessionServer::SessionHangs(SessionId session) {
+  const auto it = connections_.find(session);
+  if (it == connections_.end()) return;  // it has come back meanwhile
+  MLPO_CHECK(it->second->ended());
+  const SessionIdentity& identity = it->second->identity();
+  spdlog::warn("event=session_hangs session={} job={} rank={} reason=\"its I/O does not come back\"", session,
+               identity.job, identity.rank);
+  ReleaseClaim(*it->second);
 }
 
 void SessionServer::ReleaseClaim(const ClientConnection& connection) {

@@ -15,6 +15,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/session/client_connection.h"
+#include "daemon/session/log_share.h"
 #include "daemon/session/quota_book.h"
 #include "daemon/session/session_host.h"
 
@@ -44,6 +45,8 @@ class SessionServer {
   void Break(SessionId session, const std::string& reason);
   // Nothing of an ended session is in use any more.
   void SessionGone(SessionId session);
+  // I/O of an ended session hangs: the same rank of its job may come again. What it has else stays taken.
+  void SessionHangs(SessionId session);
   size_t session_count() const { return connections_.size(); }
   uint64_t arenas_bytes() const { return arenas_bytes_; }
   uint64_t protocol_errors() const { return protocol_errors_; }
@@ -52,13 +55,15 @@ class SessionServer {
 
   // ---- For ClientConnection ----
   enum class ClaimOutcome { kYours, kWait, kTaken, kFull };
-  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone. kFull: *why.
+  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone, or hangs.
+  // kFull: *why.
   ClaimOutcome Claim(ClientConnection& connection, Status* why);
   void CountProtocolError() { ++protocol_errors_; }
   void OnEnd(ClientConnection& connection, bool was_running);
   Status TakeArenaBytes(const SessionIdentity& identity, uint64_t bytes);
   void GiveArenaBytes(const SessionIdentity& identity, uint64_t bytes);
   QuotaBook& quotas() { return quotas_; }
+  LogShare& log_share() { return log_share_; }
   uint64_t NextGeneration() { return ++generation_; }
   SessionHost& host() { return *host_; }
   Frame& frame() { return frame_; }
@@ -81,6 +86,7 @@ class SessionServer {
 
   void Accept();
   void OnAcceptable();
+  Status CheckRoom(uint32_t uid) const;
   static Key KeyOf(const ClientConnection& connection);
   void ReleaseClaim(const ClientConnection& connection);
   void GiveBack(const ClientConnection& connection);
@@ -90,6 +96,7 @@ class SessionServer {
   const Options options_;
   SessionHost* const host_;
   QuotaBook quotas_;
+  LogShare log_share_;
   Frame frame_;  // the one that is being received
   std::array<uint8_t, MLPO_BOOT_ID_BYTES> boot_id_;
   std::map<SessionId, std::shared_ptr<ClientConnection>> connections_;

@@ -158,6 +158,7 @@ struct Snapshot {
   uint32_t adam_workers = 0;
   uint64_t protocol_errors = 0;  // sessions ended for breaking the protocol
   uint64_t lost_wakeups = 0;     // work found by a time-out: 0 unless there is a bug
+  uint64_t log_lines_dropped = 0;
   uint64_t arenas_bytes = 0;
   uint64_t arenas_limit_bytes = 0;
   uint64_t total_sessions = 0;  // of all users; `sessions` may be left empty beside it

@@ -1,5 +1,6 @@
 // The first page of a state file, whoever wrote it. An input with an odd first byte gets its checksum right, so that
 // what lies behind the check is reached, too.
+#include "daemon/base/name.h"
 #include "daemon/io/file_header.h"
 
 #include <xxhash.h>
@@ -36,7 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     return 0;
   }
   const FileIdentity& identity = parsed.value();
-  FUZZ_CHECK(IsFolderName(identity.node) && IsFolderName(identity.owner.job), identity.node);
+  FUZZ_CHECK(IsName(identity.node) && IsName(identity.owner.job), identity.node);
   const Result<FileIdentity> again = ParseFileHeader(MakeFileHeader(identity));
   FUZZ_CHECK(again.ok() && Same(again.value(), identity), "a header that is made of what was read is another one");
   return 0;

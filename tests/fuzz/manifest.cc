@@ -1,6 +1,7 @@
 // The manifest of a checkpoint's part, whoever wrote it. An input with an odd first byte gets its body's length and
 // hash right, so that what lies behind them is reached, too. What is accepted keeps its bounds, and is written as what
 // is read again.
+#include "daemon/base/name.h"
 #include "daemon/checkpoint/manifest.h"
 
 #include <xxhash.h>
@@ -37,7 +38,7 @@ std::string Mend(std::string_view text) {
 void CheckBounds(const Manifest& manifest) {
   using Wide = unsigned __int128;
   FUZZ_CHECK(manifest.head.rank < manifest.head.world_size, "rank");
-  FUZZ_CHECK(IsTag(manifest.head.job) && IsTag(manifest.head.tag) && !manifest.head.attempt.zero(), "names");
+  FUZZ_CHECK(IsName(manifest.head.job) && IsName(manifest.head.tag) && !manifest.head.attempt.zero(), "names");
   for (const PartSubgroup& subgroup : manifest.subgroups) {
     Wide tensors = 0, blocks = 0;
     for (const PartTensor& tensor : subgroup.tensors) {

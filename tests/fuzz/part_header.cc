@@ -1,5 +1,6 @@
 // The first page of a checkpoint's data file, whoever wrote it. An input with an odd first byte gets its checksum
 // right.
+#include "daemon/base/name.h"
 #include "daemon/checkpoint/part_header.h"
 
 #include <xxhash.h>
@@ -29,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     FUZZ_CHECK(parsed.status().code() == -EINVAL && !parsed.status().message().empty(), parsed.status().message());
     return 0;
   }
-  FUZZ_CHECK(IsTag(parsed.value().job) && IsTag(parsed.value().tag), "names");
+  FUZZ_CHECK(IsName(parsed.value().job) && IsName(parsed.value().tag), "names");
   const Result<PartIdentity> again = ParsePartHeader(MakePartHeader(parsed.value()));
   FUZZ_CHECK(again.ok() && again.value() == parsed.value(), "a header that is made of what was read is another one");
   return 0;

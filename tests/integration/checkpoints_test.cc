@@ -14,9 +14,11 @@
 #include <thread>
 #include <vector>
 
+#include "daemon/session/frame.h"
 #include "tests/support/catch.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/daemon_status.h"
+#include "tests/support/raw_session.h"
 #include "tests/support/reference_trainer.h"
 
 using namespace mlpo::test;
@@ -251,6 +253,38 @@ TEST_CASE("Checkpoint.SubgroupsThatComeAfterItBeganNeedANewOne") {
   CHECK_FALSE(StateOf(trainer.subgroup(), options.numel) == now);
 }
 
+// As soon as the client has heard that the last one has ended; one that was given up is busy until then, nothing else.
+TEST_CASE("Checkpoint.TheNextOneBeginsRightBehindTheLast") {
+  DaemonProcess daemon;
+  const std::string directory = DirectoryOf(daemon);
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {});
+  trainer.Step();
+  for (int round = 0; round < 50; ++round) {
+    CAPTURE(round);
+    const Begun saved = Begin(client, {.directory = directory, .overwrite = true});
+    REQUIRE(saved.code == 0);
+    Take(client, saved.handle).Wait();
+    CHECK(Saved(client, saved.handle).Wait().value == 1);
+    const Begun given_up = Begin(client, {.directory = directory, .overwrite = true});
+    REQUIRE(given_up.code == 0);
+    REQUIRE(mlpo_checkpoint_abandon(client.get(), given_up.handle, kPatienceNs) == 0);
+    if (round % 2 == 0) {
+      Request end = Saved(client, given_up.handle);
+      CHECK(CodeOf(end) == -ECANCELED);
+      continue;
+    }
+    Begun next;
+    REQUIRE(Eventually([&] {
+      next = Begin(client, {.directory = directory, .overwrite = true});
+      return next.code != -EBUSY;
+    }));
+    REQUIRE(next.code == 0);
+    Take(client, next.handle).Wait();
+    CHECK(Saved(client, next.handle).Wait().value == 1);
+  }
+}
+
 // While it is taken, placed, copied or made durable, in whatever thread that is: by the client, or with its session.
 TEST_CASE("Checkpoint.MayBeGivenUpAtAnyMoment") {
   constexpr uint64_t kNumel = 200'003;
@@ -321,6 +355,28 @@ TEST_CASE("Checkpoint.MayBeGivenUpAtAnyMoment") {
   CHECK(Restore(client, trainer.subgroup(), directory, "last").code == 0);
   CHECK(trainer.Difference() == "");
   CHECK(daemon.running());
+}
+
+// So that its save comes for the session's files before they go, while they do, or after.
+TEST_CASE("Checkpoint.ItsSessionMayGoAsItBegins") {
+  DaemonProcess daemon;
+  const std::string directory = DirectoryOf(daemon);
+  std::mt19937 random(1);
+  for (int round = 0; round < 80; ++round) {
+    RawSession session(daemon.socket(), MakeHello("goes"));
+    session.Register("layer", 20'000);
+    auto frame = mlpo::MakeFrame<mlpo_checkpoint>(MLPO_FRAME_CHECKPOINT, 7);
+    frame.tag_bytes = 1;
+    frame.tag[0] = 't';
+    frame.directory_bytes = static_cast<uint32_t>(directory.copy(frame.directory, sizeof frame.directory));
+    REQUIRE(session.Send(frame));
+    std::this_thread::sleep_for(std::chrono::microseconds(std::uniform_int_distribution<int>(0, 8000)(random)));
+  }
+  CHECK(Eventually([&] {
+    const nlohmann::json status = DaemonStatus(daemon.socket());
+    return status.at("sessions").empty() && status.at("quotas").empty() && fs::is_empty(directory);
+  }));
+  CHECK(daemon.ScratchGone());
 }
 
 // After a checkpoint that was copied the session's file has room for two. What it leaves to the next one gives that

@@ -1,12 +1,17 @@
 // mlpo-ctl gc with real daemons: what a killed one left goes, beside a living one too; what lives stays.
+#include <array>
+#include <cerrno>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 
 #include "tests/support/catch.h"
+#include "tests/support/checkpoints.h"
 #include "tests/support/daemon_process.h"
 #include "tests/support/daemon_status.h"
+#include "tests/support/fault_fs.h"
 #include "tests/support/program.h"
 #include "tests/support/reference_trainer.h"
 
@@ -37,11 +42,16 @@ Outcome Gc(const std::vector<std::string>& arguments) {
 
 std::string ConfigOf(const DaemonProcess& daemon) { return daemon.folder() + "/mlpo.toml"; }
 
-// A session's files that nobody has any more; the daemon is dead.
-void LeaveScratch(DaemonProcess& daemon, const std::string& job) {
+// A session's files that nobody has any more, and, with a directory, those of a save; the daemon is dead.
+void LeaveScratch(DaemonProcess& daemon, const std::string& job, const std::string& directory = "") {
   Client client = Connect(daemon.socket(), job);
   ReferenceTrainer trainer(client, {});
   trainer.Step();
+  if (!directory.empty()) {
+    REQUIRE(fs::create_directories(directory));
+    Save(client, directory, "tag", 1);
+    REQUIRE_FALSE(fs::is_empty(directory));
+  }
   daemon.Signal(SIGKILL);
   REQUIRE(daemon.WaitForEnd() == 128 + SIGKILL);
 }
@@ -112,27 +122,140 @@ TEST_CASE("Gc.BesideADaemonThatTrains") {
 }
 
 TEST_CASE("C14_Gc.OfANodeWhoseDaemonIsGone") {
-  DaemonProcess daemon({.config = "[daemon]\nnode = \"gone\"\n"});
-  LeaveScratch(daemon, "dead");
-  const std::vector<std::string> left = daemon.ScratchFiles();
-  REQUIRE(left.size() == 2);
-  // Another node's daemon on the same paths.
-  const std::string empty = daemon.folder() + "/empty.toml";
-  std::ofstream(empty).close();
-  const std::vector<std::string> flags = {"--config", empty, "--path", daemon.path(0), "--path", daemon.path(1)};
-  const auto with = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.end(), flags.begin(), flags.end());
-    return Gc(arguments);
-  };
-  CHECK(with({}).report.at("removed").empty());
-  CHECK(with({"--node", "never"}).report.at("removed").empty());
-  CHECK(daemon.ScratchFiles() == left);
-  CHECK(with({"--node", "../gone"}).code == 64);
-  const Outcome real = with({"--node", "gone"});
-  CAPTURE(real.out, real.err);
-  CHECK(real.code == 0);
-  CHECK(real.report.at("removed").size() == 2);
-  CHECK(daemon.ScratchFiles().empty());
-  daemon.Start();
-  CHECK(with({"--node", "gone"}).code == 1);  // it lives again
+  for (const bool by_a_daemon : {false, true}) {
+    CAPTURE(by_a_daemon);
+    DaemonProcess daemon({.config = "[daemon]\nnode = \"gone\"\n"});
+    const std::string directory = daemon.folder() + "/saved";
+    LeaveScratch(daemon, "dead", directory);
+    const std::vector<std::string> left = daemon.ScratchFiles();
+    REQUIRE(left.size() == 3);  // and the record of the save
+    // Another node's daemon on the same paths, which runs, or could.
+    DaemonProcess::Options options = {.paths = 0};
+    for (int i = 0; i < 2; ++i) options.config += "[[path]]\ndirectory = \"" + daemon.path(i) + "\"\n";
+    std::optional<DaemonProcess> other;
+    if (by_a_daemon) other.emplace(options);
+    const std::string empty = daemon.folder() + "/empty.toml";
+    std::ofstream(empty).close();
+    const std::vector<std::string> flags =
+        by_a_daemon
+            ? std::vector<std::string>{"--socket", other->socket()}
+            : std::vector<std::string>{"--config", empty, "--path", daemon.path(0), "--path", daemon.path(1)};
+    const auto with = [&](std::vector<std::string> arguments) {
+      arguments.insert(arguments.end(), flags.begin(), flags.end());
+      return Gc(arguments);
+    };
+    CHECK(with({}).report.at("removed").empty());
+    CHECK(with({"--node", "never"}).report.at("removed").empty());
+    CHECK(daemon.ScratchFiles() == left);
+    CHECK(with({"--node", "../gone"}).code == (by_a_daemon ? 1 : 64));
+    const Outcome dry = with({"--dry-run", "--node", "gone"});
+    CHECK(dry.report.at("removed").size() == 3);
+    CHECK(daemon.ScratchFiles() == left);
+    CHECK_FALSE(fs::is_empty(directory));
+    const Outcome real = with({"--node", "gone"});
+    CAPTURE(real.out, real.err);
+    CHECK(real.code == 0);
+    CHECK(real.report.at("removed") == dry.report.at("removed"));
+    CHECK(daemon.ScratchFiles().empty());
+    CHECK(fs::is_empty(directory));
+    daemon.Start();
+    CHECK(with({"--node", "gone"}).code == 1);  // it lives again
+  }
+}
+
+// While it is being copied: what lives stays, what a kill has cut goes.
+TEST_CASE("Gc.OfASaveThatIsUnderWayAndOfOneThatWasCut") {
+  for (const bool by_a_daemon : {false, true}) {
+    CAPTURE(by_a_daemon);
+    FaultFs slow;
+    if (!slow.ok()) {
+      WARN("skipped: " << slow.reason());
+      return;
+    }
+    DaemonProcess daemon;
+    const std::string directory = slow.point() + "/saved";
+    REQUIRE(fs::create_directory(directory));
+    const std::vector<std::string> through_it = {"--socket", daemon.socket()};
+    {
+      Client client = Connect(daemon.socket());
+      ReferenceTrainer trainer(client, {"large", 50'021});
+      trainer.Step();
+      const auto begin = [&](const std::string& tag) {
+        slow.Rule("write hang name=-0 from=4096");
+        Save save(client, directory, tag, 1);
+        save.Take().Wait();
+        REQUIRE(Eventually([&] { return slow.Of("write").hanging > 0; }));
+        return save;
+      };
+      Save living = begin("living");
+      const Outcome beside = Gc(through_it);
+      CAPTURE(beside.out, beside.err);
+      CHECK(beside.code == 0);
+      CHECK(beside.report.at("removed").empty());
+      slow.Clear();
+      CHECK(living.Saved().Wait().value == 1);
+      (void)begin("cut");
+      daemon.Signal(SIGKILL);
+      slow.Clear();  // a write that is under way ends before its process
+      REQUIRE(daemon.WaitForEnd() == 128 + SIGKILL);
+    }
+    REQUIRE(fs::exists(directory + "/cut/part-0"));
+    // A start finds another directory in its place, and leaves it to gc.
+    fs::rename(directory, directory + "-aside");
+    REQUIRE(fs::create_directory(directory));
+    daemon.Start();
+    REQUIRE(Eventually([&] { return daemon.log().find("checkpoint_rest_kept") != std::string::npos; }));
+    CHECK(Gc(through_it).report.at("kept").size() == 1);
+    REQUIRE(fs::remove(directory));
+    fs::rename(directory + "-aside", directory);
+    if (!by_a_daemon) {
+      daemon.Signal(SIGKILL);
+      REQUIRE(daemon.WaitForEnd() == 128 + SIGKILL);
+    }
+    const auto with = [&](std::vector<std::string> arguments) {
+      const std::vector<std::string> where =
+          by_a_daemon ? through_it : std::vector<std::string>{"--config", ConfigOf(daemon)};
+      arguments.insert(arguments.end(), where.begin(), where.end());
+      return Gc(arguments);
+    };
+    const Outcome dry = with({"--dry-run"});
+    CHECK(dry.report.at("removed").size() == 1);
+    CHECK(fs::exists(directory + "/cut/part-0"));
+    const Outcome real = with({});
+    CAPTURE(real.out, real.err);
+    CHECK(real.code == 0);
+    CHECK(real.report.at("removed") == dry.report.at("removed"));
+    CHECK_FALSE(fs::exists(directory + "/cut"));
+    CHECK(daemon.ScratchFiles().empty());  // its record, too
+    CHECK(fs::exists(directory + "/living/part-0"));
+  }
+}
+
+// Two jobs by mistake, as a script with a fixed attempt= makes them.
+TEST_CASE("Gc.ASecondSaveWithTheSameAttemptIsRefusedAndTheFirstStays") {
+  DaemonProcess daemon;
+  const std::string directory = daemon.folder() + "/saved";
+  REQUIRE(fs::create_directory(directory));
+  const std::array<uint8_t, 16> attempt = {1};
+  Client first = Connect(daemon.socket(), "first"), second = Connect(daemon.socket(), "second");
+  ReferenceTrainer trainer(first, {}), other(second, {});
+  trainer.Step();
+  other.Step();
+  Save save(first, directory, "tag", 1, false, attempt.data());
+  int code = 0;
+  try {
+    Save(second, directory, "tag", 1, false, attempt.data());
+  } catch (const mlpo::Error& error) {
+    code = error.code();
+  }
+  CHECK(code == -EEXIST);
+  const Outcome outcome = Gc({"--socket", daemon.socket()});
+  CAPTURE(outcome.out, outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(outcome.report.at("removed").empty());
+  save.Take().Wait();
+  CHECK(save.Saved().Wait().value == 1);
+  Save again(second, directory, "another", 1, false, attempt.data());  // it has ended
+  again.Take().Wait();
+  CHECK(again.Saved().Wait().value == 1);
 }

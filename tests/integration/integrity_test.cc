@@ -90,7 +90,7 @@ void FlipAndGoOn(const char* engine) {
   const nlohmann::json path = DaemonStatus(daemon.socket()).at("paths").at(0);
   CHECK(path.at("checksum_errors") >= 1);
   CHECK(path.at("checksum_mismatches") >= path.at("checksum_errors"));
-  CHECK(daemon.log().find("event=wrong_checksum_again path=path0") != std::string::npos);
+  CHECK(Eventually([&] { return daemon.log().find("event=wrong_checksum_again path=path0") != std::string::npos; }));
 
   other.Step();
   CHECK(other.Difference() == "");

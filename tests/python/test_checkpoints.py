@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import re
 import struct
 import tracemalloc
 from typing import Any, Callable, Iterator, Sequence
@@ -30,6 +31,27 @@ def values(model: dict[str, tuple[int, ...]], seed: int = 1) -> dict[str, dict[s
     return {
         name: {state: random.standard_normal(shape, np.float32) for state in STATES} for name, shape in model.items()
     }
+
+
+def test_python_and_daemon_read_manifests_of_one_size() -> None:
+    header = (pathlib.Path(__file__).parents[2] / "proto" / "abi.h").read_text()
+    found = re.search(r"#define MLPO_MAX_MANIFEST_BYTES \(1u << (\d+)\)", header)
+    assert found is not None and _parts.MAX_MANIFEST_BYTES == 1 << int(found[1])
+
+
+def test_a_manifest_that_is_too_long_is_not_read(tmp_path: pathlib.Path) -> None:
+    part = tmp_path / "tag" / "part-0"
+    part.mkdir(parents=True)
+    head = {
+        "format": "mlpo-part", "version": 1, "job": "job", "tag": "tag", "step": 1, "world_size": 1, "rank": 0,
+        "attempt": ATTEMPT, "started_unix_ns": 1, "body_bytes": 1 << 28, "body_xxh3": "0" * 16,
+    }  # fmt: skip
+    line = json.dumps(head).encode() + b"\n"
+    with (part / f"manifest-{ATTEMPT}").open("wb") as out:
+        out.write(line)
+        out.truncate(len(line) + (1 << 28) + 1)  # a hole: nobody has read it
+    with pytest.raises(CheckpointError, match="at most 268435456 are read"):
+        _parts.read_part(part, ATTEMPT)
 
 
 Cut = Callable[[tuple[int, ...], int, int], dict[str, Any]]

@@ -164,12 +164,20 @@ class Run {
     return struck || failure;
   }
 
+  // Before a save or restore begins; half of the time, but where what begins would hang, too: on the storage that
+  // hangs.
+  bool ArmsAtOnce() {
+    if ((fault_->Hangs() && !path_fails_) || random_() % 2 != 0) return false;
+    if (fault_->Hangs()) AwaitRest();  // or what is under way hangs for as long as the beginning takes
+    fault_->Arm();
+    return true;
+  }
+
   // ---- Saving ----
 
   bool SaveAndTrain() {
     const ReferenceTrainer::Expected taken = trainer_->expected();
-    const bool at_once = !fault_->Hangs() && random_() % 2 == 0;  // what begins would hang, too
-    if (at_once) fault_->Arm();
+    const bool at_once = ArmsAtOnce();
     std::optional<Save> save;
     std::vector<mlpo::Request> requests;
     std::optional<mlpo::Error> refused = Try([&] {
@@ -252,8 +260,7 @@ class Run {
     if (Await(saved).value != 1) throw Wrong("a save of one rank is not complete");
     for (int i = 0; i < kAfter; ++i) trainer_->Step();  // what the restore undoes
     Connect();
-    const bool at_once = !fault_->Hangs() && random_() % 2 == 0;  // what begins would hang, too
-    if (at_once) fault_->Arm();
+    const bool at_once = ArmsAtOnce();
     const std::optional<mlpo::Error> refused = Try([&] {
       Restore([&] {
         if (at_once) return;
@@ -415,6 +422,11 @@ class Run {
   void GoOnAfter(const std::string& error) {
     CheckLost(error);
     CheckState();
+    if (cell_.kind->for_good && random_() % 2 == 0) {  // the rank comes again while its I/O still hangs
+      EndWithoutState();
+      (void)Repair();
+      return;
+    }
     if (Repair()) {
       if (!Eventually([&] { return SameUpdateEnds(); }, 60))
         throw Wrong("the same update fails a minute after the repair: " + last_error_);
@@ -426,11 +438,11 @@ class Run {
     EndWithoutState();
   }
 
-  // What the session had is lost, or it had nothing; another job trains.
+  // What the session had is lost, or it had nothing; its job comes again and trains.
   void EndWithoutState() {
     client_->Close();
     trainer_.reset();
-    mlpo::Client client = mlpo::test::Connect(daemon_.socket(), "second");
+    mlpo::Client client = mlpo::test::Connect(daemon_.socket(), "first");
     ReferenceTrainer trainer(client, {"large", 100'003, MLPO_BFLOAT16, MLPO_BFLOAT16, 77});
     for (int i = 0; i < 3; ++i) trainer.Step();
     if (const std::string difference = trainer.Difference(); !difference.empty())
@@ -588,6 +600,10 @@ int Usage(int code) {
       "  --sample   N cells only, of the faults that are over in seconds, drawn by the seed; no fault twice before "
       "all\n"
       "             have been\n"
+      "  --only     cells of one fault, of one phase (fetch, update, flush, checkpoint, checkpoint_to, restore,\n"
+      "             restore_from) and of one engine (io_uring, threads) of it; tests/README.md lists the faults\n"
+      "  --without  all faults but this one\n"
+      "  --seed     of the first round; the next has the next number (default 1)\n"
       "  --rounds   each cell so often, with other seeds (default 1)\n"
       "  --report   JSON lines are appended there; a cell that it has for the same sources and seed is not run again\n"
       "  --fresh    run it again, too\n"

@@ -1,17 +1,22 @@
 // Clients that break the protocol on the session socket: in the handshake, in registrations, with descriptors, and
 // with processes that are not what they seem. Only their own session ends, and nothing of it stays.
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
+#include <memory>
 #include <random>
 
 #include "proto/status.h"
 #include "tests/support/catch.h"
+#include "tests/support/daemon_status.h"
 #include "tests/support/raw_session.h"
+#include "tests/support/thread_uid.h"
 #include "tests/support/witness.h"
 
 using namespace mlpo::test;
@@ -121,6 +126,39 @@ TEST_CASE("Hostile.HalfOpenConnectionsDoNotHoldUpTheEnd") {
   RawSession waiting(daemon.socket(), SmallArena("raw2"));
   daemon.Signal(SIGTERM);
   CHECK(daemon.WaitForEnd(3) == 0);  // before the handshake's deadline would have ended them
+}
+
+TEST_CASE("Hostile.OneUserCannotTakeAllConnections") {
+  constexpr gid_t kGroup = 1;
+  const struct group* const named = ::geteuid() == 0 ? ::getgrgid(kGroup) : nullptr;
+  if (named == nullptr) {
+    WARN("skipped: only root can be other users, of a group with the number 1");
+    return;
+  }
+  // 20 handshakes are a user's.
+  const std::string name = named->gr_name;
+  DaemonProcess daemon({.config = "[daemon]\nmax_sessions = 16\ngroup = \"" + name + "\"\n"});
+  REQUIRE(::chmod(daemon.folder().c_str(), 0755) == 0);
+  std::vector<std::unique_ptr<RawSession>> silent;
+  {
+    const ThreadUid as(65534, {kGroup});
+    for (int i = 0; i < 21; ++i) silent.push_back(std::make_unique<RawSession>(daemon.socket()));
+  }
+  const RawSession::EndReason refused = silent.back()->WaitForEnd();
+  CHECK(refused.status == MLPO_E_QUOTA);
+  CHECK(refused.text.find("65534") != std::string::npos);
+  silent.front()->SendHello(SmallArena("first"));  // what it has is as good as ever
+  REQUIRE(silent.front()->Receive());
+  CHECK(silent.front()->type() == MLPO_FRAME_WELCOME);
+  const auto comes_in = [&](uid_t uid) {
+    const ThreadUid as(uid, {kGroup});
+    RawSession session(daemon.socket());
+    return session.SendHello(SmallArena("later")) && session.Receive() && session.type() == MLPO_FRAME_WELCOME;
+  };
+  CHECK(comes_in(4000));
+  { const RawSession root(daemon.socket(), SmallArena("root")); }
+  silent.clear();
+  CHECK(Eventually([&] { return comes_in(65534); }));
 }
 
 TEST_CASE("Hostile.DescriptorsThatNobodyAskedFor") {

@@ -262,7 +262,9 @@ int Usage(int code) {
   std::fprintf(code == 0 ? stdout : stderr,
                "Usage: kills [--moments N] [--seed N] [--report FILE] [--fresh]\n"
                "  --moments  kills in all (default 500); those that the report has for the same sources count\n"
+               "  --seed     of the first kill; others follow from it (default 1)\n"
                "  --report   JSON lines are appended there, one for every ten kills of one daemon's folder\n"
+               "  --fresh    as if nothing was in it\n"
                "Exit code: 0 all right, 1 not, 64 wrong usage.\n");
   return code;
 }

@@ -528,7 +528,9 @@ int Usage(int code) {
                "  --minutes   in all (default 60); those that the report has for the same sources count\n"
                "  --segment   after so long everything ends, and is compared with the first time (default 60)\n"
                "  --segments  ends after so many, whatever the minutes say\n"
+               "  --seed      what happens is drawn from it (default 1)\n"
                "  --report    JSON lines are appended there, one a segment\n"
+               "  --fresh     as if nothing was in it\n"
                "Exit code: 0 all right, 1 not, 64 wrong usage.\n");
   return code;
 }

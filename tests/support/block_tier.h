@@ -320,6 +320,7 @@ class BlockTier : private SchedulerActions {
   void PublishEpoch(const Subgroup&) override {}
   void Complete(const Completion& completion) override { completions_[completion.user_data] = completion; }
   void SessionGone(SessionId session) override { gone_ |= session == kSession; }
+  void SessionHangs(SessionId) override {}  // nothing hangs here
   // Nothing is copied or restored here.
   void StatePinned(const StateSave& save) override {
     saving_ = true;

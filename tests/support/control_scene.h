@@ -4,7 +4,6 @@
 #include <grp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -26,6 +25,7 @@
 #include "daemon/control/control_server.h"
 #include "tests/support/catch.h"
 #include "tests/support/scratch_dir.h"
+#include "tests/support/thread_uid.h"
 
 inline mlpo::Snapshot MadeUpSnapshot() {
   mlpo::Snapshot s;
@@ -229,25 +229,4 @@ class RawPeer {
   mlpo::UniqueFd fd_;
   int error_ = 0;
   std::string input_;
-};
-
-// The calling thread (not the process) has another effective uid and supplementary groups while this lives. Needs root.
-class ThreadUid {
- public:
-  ThreadUid(uid_t uid, std::vector<gid_t> groups) {
-    saved_.resize(static_cast<size_t>(::getgroups(0, nullptr)));
-    REQUIRE(::getgroups(static_cast<int>(saved_.size()), saved_.data()) >= 0);
-    REQUIRE(::syscall(SYS_setgroups, groups.size(), groups.data()) == 0);
-    REQUIRE(::syscall(SYS_setresuid, -1, uid, -1) == 0);
-  }
-  ~ThreadUid() {
-    const bool back =
-        ::syscall(SYS_setresuid, -1, 0, -1) == 0 && ::syscall(SYS_setgroups, saved_.size(), saved_.data()) == 0;
-    if (!back) std::abort();
-  }
-  ThreadUid(const ThreadUid&) = delete;
-  ThreadUid& operator=(const ThreadUid&) = delete;
-
- private:
-  std::vector<gid_t> saved_;
 };

@@ -76,7 +76,10 @@ void DaemonProcess::Start() {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);  // or it would hold our caller's pipe open
-  posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  if (options_.log >= 0)
+    posix_spawn_file_actions_adddup2(&actions, options_.log, 2);
+  else
+    posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   const int rc = ::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), env.data());
   posix_spawn_file_actions_destroy(&actions);
   if (rc != 0) throw std::runtime_error("cannot start " + arguments[0]);

@@ -22,6 +22,7 @@ class DaemonProcess {
     std::vector<std::string> environment = {};  // more "NAME=value"
     std::vector<std::string> arguments = {};    // more flags
     bool wait_ready = true;
+    int log = -1;             // its stderr, instead of a file; then without wait_ready
     std::string config = {};  // more lines, in front of the others
     std::vector<std::string> path_settings =
         {};  // more lines of each [[path]]; the last one is also of those behind it

@@ -700,7 +700,7 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
   const bool changed = op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH;
   const uint8_t gone = op.kind() == MLPO_OP_UPDATE ? kPartState | kPartGradient : kPartState;
   const uint8_t formed = op.kind() == MLPO_OP_UPDATE && block.form ? kPartState : 0;
-  Occupy(work_ns, [this, index = block.buffer, token = version, changed, gone, formed, &op, &block] {
+  std::function<void()> end = [this, index = block.buffer, token = version, changed, gone, formed, &op, &block] {
     if (op.kind() == MLPO_OP_UPDATE) CheckSlot(op);
     Buffer& done = buffers_[index];
     done.use = Use::kIdle;
@@ -714,7 +714,9 @@ void FakeTier::StartBlockWork(const Op& op, Block& block) {
     failure.os_errno = restore_fault ? restore_fault(block) : 0;
     if (failure.os_errno != 0) failure.status = MLPO_E_IO;
     Call([&] { scheduler_->BlockRestored(block, kPartState, failure, now_ns_); });
-  });
+  };
+  if (restores && restore_time) return At(now_ns_ + restore_time(block), std::move(end));
+  Occupy(work_ns, std::move(end));
 }
 
 void FakeTier::CopyGradient(const Op& op, Block& block, uint64_t* gradient) {

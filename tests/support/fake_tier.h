@@ -133,6 +133,7 @@ class FakeTier : public SchedulerActions {
   std::function<void(const Completion&)> on_complete;
   bool gone(SessionId session) const { return gone_.contains(session); }
   size_t gone_count() const { return gone_.size(); }
+  std::vector<SessionId> hanging;  // of which the scheduler has told that what they have in flight hangs
 
   // ---- Time ----
 
@@ -202,7 +203,8 @@ class FakeTier : public SchedulerActions {
   uint64_t Restore(SessionId session, SubgroupId id, uint32_t handle) {
     return Submit(session, MLPO_OP_RESTORE, id, 0, 0, handle, 0);
   }
-  std::function<int(const Block&)> restore_fault;  // errno
+  std::function<int(const Block&)> restore_fault;     // errno
+  std::function<int64_t(const Block&)> restore_time;  // that filling one takes, in a thread of its own; not: workers'
   std::vector<std::pair<SessionId, uint32_t>> restores_ended;
   int steps_restored = 0;
   int64_t part_write_ns = 1000;
@@ -291,6 +293,7 @@ class FakeTier : public SchedulerActions {
   void PublishEpoch(const Subgroup&) override {}
   void Complete(const Completion& completion) override;
   void SessionGone(SessionId session) override;
+  void SessionHangs(SessionId session) override { hanging.push_back(session); }
   void StatePinned(const StateSave& save) override;
   void FileUnused(SessionId session, PathIndex path, FileId file) override;
   void StateTaken(const StateSave& save) override;

@@ -364,17 +364,6 @@ TEST_CASE("Names.AreOurFormAndNoOther") {
                                             hex,
                                             ""};
   for (const std::string& name : strange) CHECK(!ParsePartFileName(name));
-  for (const std::string& name : {".data-" + hex + ".new", ".manifest-" + hex + ".new"}) {
-    CHECK(IsUnnamedFile(name));
-    CHECK(!ParsePartFileName(name));
-  }
-  const std::vector<std::string> named = {"data-" + hex + ".new", ".data-" + hex, ".data-" + hex + "0.new",
-                                          ".new",                 ".data-.new",   "." + hex + ".new"};
-  for (const std::string& name : named) CHECK(!IsUnnamedFile(name));
-  for (const char* tag : {"a", "_", "step-100", "A.b_c-9"}) CHECK(IsTag(tag));
-  for (const char* tag : {"", ".", "..", "-x", ".x", "a/b", "a b", "a\n", "\xc3\xa4"}) CHECK(!IsTag(tag));
-  CHECK(IsTag(std::string(128, 'x')));
-  CHECK(!IsTag(std::string(129, 'x')));
 }
 
 TEST_CASE("BlockHash.IsXXH3OfThePiecesHashes") {

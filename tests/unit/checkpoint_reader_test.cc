@@ -1,6 +1,7 @@
 // Blocks filled from parts on a real file system, and what list, verify and remove say of these, against values that
 // are kept beside them.
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -431,26 +432,35 @@ TEST_CASE("Inspect.ASaveThatWasCutIsIncomplete") {
   CHECK(!fs::exists(saved.directory + "/tag"));
 }
 
-TEST_CASE("Inspect.WhatAKilledClientHadNotNamedIsRemovedAndWhatALiveOneHasIsNot") {
+// A client's, where the file system makes no nameless files: one that has died has left it, one that lives has its lock.
+TEST_CASE("Inspect.FilesThatHaveNotGotTheirNamesGoUnlessSomebodyHasThem") {
   const Saved saved;
-  const std::string hex(32, 'c');
-  const std::string left = saved.Part(0) + "/.data-" + hex + ".new";
-  const std::string live = saved.Part(1) + "/.manifest-" + hex + ".new";
-  std::ofstream(left) << "rest";
-  const UniqueFd held(::open(live.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  REQUIRE(held);
-  REQUIRE(LockFile(held.get(), /*shared=*/false, live).value() == FileLock::kTaken);
+  const std::string left = saved.Part(0) + "/.manifest-" + std::string(32, 'a') + ".new";
+  const std::string held = saved.Part(1) + "/.data-" + std::string(31, '0') + "f.new";
+  const std::string other = saved.Part(2) + "/.data-" + std::string(32, 'g') + ".new";
+  for (const std::string& file : {left, held, other}) std::ofstream(file) << "x";
+  UniqueFd live(::open(held.c_str(), O_RDWR | O_CLOEXEC));
+  REQUIRE(::flock(live.get(), LOCK_EX | LOCK_NB) == 0);
+  const json found = json::parse(ListCheckpoints(saved.directory, NoWorkingFiles).value()).at("checkpoints");
+  REQUIRE(found.size() == 2);
+  CHECK(found[0].at("state") == "complete");
+  CHECK(found[1].at("state") == "incomplete");
+  CHECK(found[1].at("problems").at(0).get<std::string>().starts_with("2 files that have no name yet"));
   bool all = true;
   Result<std::string> text = RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all);
   REQUIRE(text.ok());
   CHECK(!all);
-  const json kept = json::parse(text.value()).at("kept");
-  REQUIRE(kept.size() == 1);
-  CHECK(kept[0].get<std::string>().find(live + " is being saved") == 0);
+  CHECK(json::parse(text.value()).at("removed") == 7);
+  CHECK(json::parse(text.value()).at("kept").size() == 2);
   CHECK(!fs::exists(left));
-  CHECK(fs::exists(live));
-  REQUIRE(UnlockFile(held.get(), live).ok());
-  REQUIRE(RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all).ok());
+  CHECK(fs::exists(held));
+  CHECK(fs::exists(other));
+  fs::remove(other);
+  // What is left of the tag is still shown, and goes when whoever made it has died.
+  CHECK(json::parse(ListCheckpoints(saved.directory, NoWorkingFiles).value()).at("checkpoints").size() == 1);
+  live.reset();
+  text = RemoveCheckpoint(saved.directory, "tag", NoWorkingHeader, &all);
+  REQUIRE(text.ok());
   CHECK(all);
   CHECK(!fs::exists(saved.directory + "/tag"));
 }
@@ -488,6 +498,38 @@ TEST_CASE("AttemptTable.AllRanksOfANodeHaveTheSameAndARepeatedSaveAnother") {
   CHECK(table.size() == 2);
   table.Forget(1000, "job");
   CHECK(table.size() == 0);
+}
+
+TEST_CASE("AttemptTable.SavesThatFailOrStayWithoutARankDoNotPileUp") {
+  AttemptTable table;
+  AttemptTable::Save save{1000, "job", "/dir", "tag", 0, 2};
+  uint8_t count = 0;
+  const auto choose = [&](uint32_t rank) {
+    std::array<uint8_t, 16> random{};
+    random[3] = ++count;
+    return table.Choose(save, {rank, rank + 1, 2, 2}, random).value();
+  };
+  for (save.step = 1; save.step <= 100; ++save.step) {  // as where the directory is missing
+    const AttemptId attempt = choose(0);
+    CHECK(choose(1) == attempt);
+    table.Return(save, 0, attempt);
+    CHECK(table.size() == 1);
+    CHECK(choose(0) == attempt);  // rank 1 has it
+    table.Return(save, 1, attempt);
+    table.Return(save, 0, attempt);
+    CHECK(table.size() == 0);
+  }
+  AttemptTable::Save other = save;
+  other.job = "other";
+  REQUIRE(table.Choose(other, {0, 1, 2, 2}, {9}).ok());
+  AttemptId last;
+  for (save.step = 200; save.step < 300; ++save.step) {  // rank 1 never comes
+    last = choose(0);
+    CHECK(table.size() <= AttemptTable::kMostOfJob + 1);
+  }
+  CHECK(table.size() == AttemptTable::kMostOfJob + 1);  // the other job's, too
+  save.step = 299;
+  CHECK(choose(1) == last);
 }
 
 // Sessions 1 and 2 are there when the first begins.

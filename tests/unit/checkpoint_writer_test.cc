@@ -6,12 +6,14 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 
 #include "daemon/checkpoint/block_hash.h"
 #include "daemon/checkpoint/part_writer.h"
@@ -84,6 +86,33 @@ TEST_CASE("PartWriter.WritesEveryByteWhereItBelongs") {
     CHECK(text.substr(0, 4096) == std::string(4096, '\0'));
     CHECK(text.compare(4096, std::string::npos, reinterpret_cast<const char*>(spans.at(0)), kSpans * kSpan) == 0);
   }
+}
+
+// What `done` has counts the descriptor, which may hang when it is closed.
+TEST_CASE("PartWriter.WhatItsResultsAreGivenToGoesWhenItsFileIsClosed") {
+  ScratchDir scratch;
+  const std::string name = scratch / "data";
+  UniqueFd fd(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  REQUIRE(fd);
+  const auto open_descriptors = [file = std::filesystem::canonical(name)] {
+    int count = 0;
+    std::error_code gone;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+      count += std::filesystem::read_symlink(entry.path(), gone) == file;
+    return count;
+  };
+  int then = -1;
+  std::shared_ptr<int> counted(new int, [&](int* counts) {
+    then = open_descriptors();
+    delete counts;
+  });
+  auto writer = PartWriter::Start(fd.get(), false, 2, name, [counted](const auto&) {});
+  REQUIRE(writer.ok());
+  counted.reset();
+  CHECK(open_descriptors() == 2);
+  CHECK(then == -1);
+  writer->reset();
+  CHECK(then == 1);
 }
 
 TEST_CASE("PartWriter.AFailureIsTheWritesOwn") {

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "daemon/base/name.h"
 #include "daemon/config/settings.h"
 #include "tests/unit/config_support.h"
 

@@ -2,6 +2,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -237,9 +238,19 @@ TEST_CASE("Ctl.AnEvacuationThatDoesNotEnd") {
   outcome = with("0.7");
   CHECK(outcome.code == 2);
   CHECK(Has(outcome.err, "goes on"));
+  scene.OnServerThread([&] {
+    mlpo::PathSnapshot disk;
+    disk.name = "disk";
+    disk.state = "read_only";
+    disk.error = EROFS;
+    scene.snapshot.paths.push_back(disk);
+  });
+  outcome = with("0.7");
+  CHECK(outcome.code == 2);
+  CHECK(Has(outcome.err, "no other path takes what is written: 'disk' is read_only (Read-only file system)"));
   // Somebody enables the path meanwhile.
   std::thread other([&] {
-    for (size_t commands = 0; commands < 3; std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+    for (size_t commands = 0; commands < 4; std::this_thread::sleep_for(std::chrono::milliseconds(5)))
       scene.OnServerThread([&] { commands = scene.commands.size(); });
     scene.OnServerThread([&] { scene.snapshot.paths[0].evacuating = false; });
   });

@@ -58,6 +58,7 @@ TEST_CASE("ControlServer.StatusHasTheNamesOthersRead") {
                                                "workers_busy_s",
                                                "protocol_errors",
                                                "lost_wakeups",
+                                               "log_lines_dropped",
                                                "arenas_bytes",
                                                "arenas_limit_bytes",
                                                "totals",

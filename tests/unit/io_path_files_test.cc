@@ -8,12 +8,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "daemon/base/unique_fd.h"
 #include "daemon/io/file_header.h"
@@ -380,6 +382,31 @@ TEST_CASE("Path.ReleasedItCanBeAnothersAndBeTakenBack") {
   CHECK_FALSE(fs::exists(NodeFolder(folder) + "/1000-job"));
   CHECK(path->CreateFile(kOwner).ok());
   CHECK(path->Probe(1 << 20, 0).ok());
+}
+
+// Threads of checkpoints ask for the folder while the keeper gives it back and takes it again.
+TEST_CASE("Path.ItsFolderCanBeAskedForWhileItIsTakenBack") {
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  std::atomic<bool> ended{false};
+  uint64_t opened = 0, refused = 0, wrong = 0;
+  std::thread asking([&] {
+    while (!ended.load()) {
+      const Result<UniqueFd> node = path->OpenFolder();
+      ++(node.ok() ? opened : refused);
+      wrong += !node.ok() && node.status().message() != NodeFolder(folder) + " has been evacuated";
+    }
+  });
+  Status status;
+  for (int i = 0; i < 50 && status.ok(); ++i) {
+    status = path->Release();
+    if (status.ok()) status = path->Retake();
+  }
+  ended.store(true);
+  asking.join();
+  CHECK(status.ok());
+  CHECK(wrong == 0);
+  CHECK(opened + refused > 0);
 }
 
 TEST_CASE("Path.ReleasedItCanBeUnmounted") {

@@ -21,8 +21,9 @@ HASH_PIECE_BYTES = 65536 * 4  # of one array
 STATES = ("master", "exp_avg", "exp_avg_sq")
 STORED_NOTHING, STORED_MASTER, STORED_ALL = 0, 1, 3
 
+MAX_MANIFEST_BYTES = 1 << 28  # MLPO_MAX_MANIFEST_BYTES in proto/abi.h
+
 _MAX_HEAD_BYTES = 4096
-_MAX_MANIFEST_BYTES = 1 << 30
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _PART = re.compile(r"part-(0|[1-9][0-9]{0,9})")
 _MANIFEST = re.compile(r"manifest-([0-9a-f]{32})")
@@ -344,9 +345,10 @@ def read_part(folder: pathlib.Path, attempt: str) -> Part:
     """The manifest of one part, with everything in it checked. Of those only who are believed."""
     file, whose = folder / f"manifest-{attempt}", believed(folder.parent.parent)
     head = read_head(file, whose)
-    if head.body_bytes > _MAX_MANIFEST_BYTES:
-        raise CheckpointError(f"{file} has {head.body_bytes} bytes; at most {_MAX_MANIFEST_BYTES} are read")
     with open_regular(file, whose) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > MAX_MANIFEST_BYTES or head.body_bytes > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{file} has {size} bytes; at most {MAX_MANIFEST_BYTES} are read")
         stream.readline(_MAX_HEAD_BYTES)
         text = stream.read(head.body_bytes + 1)
     body = text[:-1]

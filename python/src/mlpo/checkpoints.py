@@ -657,7 +657,13 @@ def _manifest(body: Mapping[str, Any], attempt: str, step: int, job: str, tag: s
         "format": "mlpo-part", "version": 1, "job": job, "tag": tag, "step": step, "world_size": 1, "rank": 0,
         "attempt": attempt, "started_unix_ns": started, "body_bytes": len(text), "body_xxh3": _parts.hash_text(text),
     }  # fmt: skip
-    return json.dumps(head, separators=(",", ":")).encode() + b"\n" + text + b"\n"
+    whole = json.dumps(head, separators=(",", ":")).encode() + b"\n" + text + b"\n"
+    if len(whole) > _parts.MAX_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"the manifest would have {len(whole)} bytes, and at most {_parts.MAX_MANIFEST_BYTES} are read: "
+            "import fewer tensors"
+        )
+    return whole
 
 
 def _write_tensor(out: Any, given: _Given) -> dict[str, Any]:
