@@ -81,7 +81,7 @@ class Logging {
     pollfd ready{told_.read.get(), POLLIN, 0};
     REQUIRE(::poll(&ready, 1, 30'000) == 1);
     uint64_t told = 0;
-    REQUIRE(::read(told_.read.get(), &told, sizeof told) == sizeof told);
+    REQUIRE(::read(told_.read.get(), &told, sizeof told) == static_cast<ssize_t>(sizeof told));
     return told;
   }
   // Its stderr until its end.
