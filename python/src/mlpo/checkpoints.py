@@ -15,6 +15,7 @@ counts: find() lists them all.
     python -m mlpo.checkpoints list DIR
     python -m mlpo.checkpoints export DIR FILE [--tag TAG] [--format safetensors|torch] [--states master,...]
     python -m mlpo.checkpoints import DIR TAG FILE... [--format safetensors|torch]
+    python -m mlpo.checkpoints gc DIR
 """
 
 from __future__ import annotations
