@@ -30,7 +30,7 @@ using boost::asio::post;
 
 namespace {
 
-constexpr auto kStopPatience = std::chrono::seconds(5);  // at the daemon's end, for steps that are being carried out
+constexpr auto kStopPatience = std::chrono::seconds(5);   // at the daemon's end, for steps that are being carried out
 constexpr auto kPathPatience = std::chrono::seconds(10);  // for a path that is asked by its keeper: then others are
 // Saves and restores that are still under way, or hang: of a session (which may have one and four that it has not
 // ended), and of a user's sessions that have ended, whose saves go on.
@@ -319,8 +319,7 @@ GcReport CheckpointRuns::CollectGarbage(bool dry_run) {
       for (const std::string& reason : rest->strange) report.kept.push_back({rest->shown, 0, reason});
       RemoveRest(*rest, CheckWorkingHeader, dry_run, &report);
     } else {
-      report.failed.push_back(
-          {place.directory + " (the daemon's journal of checkpoints)", 0, rest.status().message()});
+      report.failed.push_back({place.directory + " (the daemon's journal of checkpoints)", 0, rest.status().message()});
     }
   }
   return report;
@@ -581,11 +580,11 @@ Result<CheckpointRuns::Placed> CheckpointRuns::Place(Run& run, TakenState& state
   }
   if (placed.copied_bytes == 0) return placed;
   DataLoop* const loop = options_.loop;
-  Result<std::unique_ptr<PartWriter>> writer = PartWriter::Start(
-      run.files->data_fd(), /*direct=*/true, options_.writers, run.files->shown(),
-      [loop, counted = run.save.files](const PartWriter::Written& written) {
-        loop->Post([loop, written] { loop->PartWritten(written); });
-      });
+  Result<std::unique_ptr<PartWriter>> writer =
+      PartWriter::Start(run.files->data_fd(), /*direct=*/true, options_.writers, run.files->shown(),
+                        [loop, counted = run.save.files](const PartWriter::Written& written) {
+                          loop->Post([loop, written] { loop->PartWritten(written); });
+                        });
   if (!writer.ok()) return writer.status();
   placed.writer = std::move(*writer);
   return placed;
@@ -872,9 +871,8 @@ void CheckpointRuns::Restore(const SessionIdentity& identity, const Source& sour
   run->ticket = ticket.value();
   run->handle = next_handle_++;
   run->thread = std::move(*thread);
-  Step(run, [this, run, source, subgroups = std::move(subgroups), done] {
-    BeginRestoring(run, source, subgroups, done);
-  });
+  Step(run,
+       [this, run, source, subgroups = std::move(subgroups), done] { BeginRestoring(run, source, subgroups, done); });
 }
 
 void CheckpointRuns::BeginRestoring(const std::shared_ptr<Run>& run, const Source& source,

@@ -24,8 +24,9 @@ void CloseElsewhere(std::vector<UniqueFd> files, uint32_t uid);
 using ForeignFiles = std::shared_ptr<std::vector<UniqueFd>>;
 
 // Descriptors that several use, closed so when the last of these lets go of them: in whatever thread that is. `most`:
-// so many will be in it, or have been made of them by whoever shares it; they count as the user's from now on. MLPO_E_QUOTA with the figures if the user, or all users
-// together, would have too many: an eighth, and a half, of RLIMIT_NOFILE. `files` are then closed so.
+// so many will be in it, or have been made of them by whoever shares it; they count as the user's from now on.
+// MLPO_E_QUOTA with the figures if the user, or all users together, would have too many: an eighth, and a half, of
+// RLIMIT_NOFILE. `files` are then closed so.
 Result<ForeignFiles> ShareForeign(std::vector<UniqueFd> files, uint32_t uid, size_t most);
 
 // MLPO_E_QUOTA: as many of the user's wait to be closed. Who has a connection can add some that no frame has a use for.

@@ -143,11 +143,11 @@ class Scheduler {
     int64_t hang_timeout_ns = 0;  // a path hangs for so long: who waits for it fails; 0: never
     Policy policy = Policy::kAdaptive;
     Order order = Order::kAdaptive;
-    bool learn = true;          // speeds, from what the paths do
-    bool integrity = false;     // blocks on paths have checksums
-    uint32_t copy_buffers = 4;  // that copies for checkpoints may have, and no more than an eighth of all
+    bool learn = true;             // speeds, from what the paths do
+    bool integrity = false;        // blocks on paths have checksums
+    uint32_t copy_buffers = 4;     // that copies for checkpoints may have, and no more than an eighth of all
     uint32_t restore_buffers = 8;  // that one session's RESTOREs may have; all of them: an eighth of all
-    uint64_t seed = 0;  // of the path model
+    uint64_t seed = 0;             // of the path model
     std::vector<PathParameters> paths;
     std::vector<std::string> path_names;                // for messages
     std::vector<TurnRules> turns;                       // per path; empty: none

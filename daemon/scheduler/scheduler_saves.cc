@@ -679,8 +679,8 @@ void Scheduler::FailHungTake(StateSave& save) {
 }
 
 // Copies that have waited for too long for a buffer, and nothing that is under way gives them one: all are dirty and no
-// path takes what is written, or copies that hang have as many as may be. Workers do not count: while they go on in what
-// is dirty, it stays so.
+// path takes what is written, or copies that hang have as many as may be. Workers do not count: while they go on in
+// what is dirty, it stays so.
 void Scheduler::FailStarvedCopies(StateSave& save) {
   const bool waits = save.in_flight == 0 && std::any_of(save.waiting.begin(), save.waiting.end(),
                                                         [](const auto& pins) { return !pins.empty(); });
@@ -699,9 +699,10 @@ void Scheduler::FailStarvedCopies(StateSave& save) {
                                             "; more may not be lost to such, and this checkpoint waits for one: end "
                                             "what serves these directories"));
   }
-  Failure failure = Fail(MLPO_E_IO, "copying waits for a buffer of the pool, and none becomes free as long as no path "
-                                    "takes what they have: " +
-                                        WhyNotWritten() + "; when one does, save again");
+  Failure failure = Fail(MLPO_E_IO,
+                         "copying waits for a buffer of the pool, and none becomes free as long as no path "
+                         "takes what they have: " +
+                             WhyNotWritten() + "; when one does, save again");
   failure.os_errno = paths_.front().health.error();
   Break(save, std::move(failure));
 }

@@ -1,7 +1,7 @@
 // The first page of a state file, whoever wrote it. An input with an odd first byte gets its checksum right, so that
 // what lies behind the check is reached, too.
-#include "daemon/base/name.h"
 #include "daemon/io/file_header.h"
+#include "daemon/base/name.h"
 
 #include <xxhash.h>
 

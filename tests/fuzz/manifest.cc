@@ -1,8 +1,8 @@
 // The manifest of a checkpoint's part, whoever wrote it. An input with an odd first byte gets its body's length and
 // hash right, so that what lies behind them is reached, too. What is accepted keeps its bounds, and is written as what
 // is read again.
-#include "daemon/base/name.h"
 #include "daemon/checkpoint/manifest.h"
+#include "daemon/base/name.h"
 
 #include <xxhash.h>
 

@@ -1,7 +1,7 @@
 // The first page of a checkpoint's data file, whoever wrote it. An input with an odd first byte gets its checksum
 // right.
-#include "daemon/base/name.h"
 #include "daemon/checkpoint/part_header.h"
+#include "daemon/base/name.h"
 
 #include <xxhash.h>
 

@@ -137,9 +137,8 @@ TEST_CASE("C14_Gc.OfANodeWhoseDaemonIsGone") {
     const std::string empty = daemon.folder() + "/empty.toml";
     std::ofstream(empty).close();
     const std::vector<std::string> flags =
-        by_a_daemon
-            ? std::vector<std::string>{"--socket", other->socket()}
-            : std::vector<std::string>{"--config", empty, "--path", daemon.path(0), "--path", daemon.path(1)};
+        by_a_daemon ? std::vector<std::string>{"--socket", other->socket()}
+                    : std::vector<std::string>{"--config", empty, "--path", daemon.path(0), "--path", daemon.path(1)};
     const auto with = [&](std::vector<std::string> arguments) {
       arguments.insert(arguments.end(), flags.begin(), flags.end());
       return Gc(arguments);

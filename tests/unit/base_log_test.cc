@@ -48,7 +48,8 @@ struct Pipe {
 class Logging {
  public:
   // `body` gets a descriptor on which it may tell us something. `before`: before the log is there.
-  explicit Logging(const std::function<void(int)>& body, const std::function<void()>& before = [] {}) {
+  explicit Logging(
+      const std::function<void(int)>& body, const std::function<void()>& before = [] {}) {
     REQUIRE(::fcntl(stderr_.write.get(), F_SETPIPE_SZ, 4096) > 0);
     std::fflush(nullptr);  // or the child would write it once more
     std::cout.flush();
@@ -257,6 +258,6 @@ TEST_CASE("Log.TheJournalIsToldPriorities") {
     spdlog::critical("event=critical");
   };
   Logging child(say, be_the_journals);
-  CHECK(child.Lines() == std::vector<std::string>{"<6>event=info", "<4>event=warn", "<3>event=error",
-                                                  "<2>event=critical"});
+  CHECK(child.Lines() ==
+        std::vector<std::string>{"<6>event=info", "<4>event=warn", "<3>event=error", "<2>event=critical"});
 }

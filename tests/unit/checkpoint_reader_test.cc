@@ -432,7 +432,8 @@ TEST_CASE("Inspect.ASaveThatWasCutIsIncomplete") {
   CHECK(!fs::exists(saved.directory + "/tag"));
 }
 
-// A client's, where the file system makes no nameless files: one that has died has left it, one that lives has its lock.
+// A client's, where the file system makes no nameless files: one that has died has left it, one that lives has its
+// lock.
 TEST_CASE("Inspect.FilesThatHaveNotGotTheirNamesGoUnlessSomebodyHasThem") {
   const Saved saved;
   const std::string left = saved.Part(0) + "/.manifest-" + std::string(32, 'a') + ".new";
