@@ -434,7 +434,7 @@ def _attempts_in(folder: int) -> list[str]:
     return sorted({match[2] for match in matches if match is not None})
 
 
-def _is_live(tag: int, attempt: str) -> bool:
+def _is_live(tag: int, attempt: str, but: str) -> bool:
     """Whether any part of an attempt, but that in one folder, is being saved or removed. What cannot be seen may be."""
     for name in os.listdir(tag):
         if name == but or not _PART_FOLDER.fullmatch(name):
