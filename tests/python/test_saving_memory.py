@@ -16,7 +16,7 @@ import torch
 from conftest import new_job
 from running_daemon import Daemon, Layout
 
-NUMEL = 24 << 20
+NUMEL = 64 << 20
 STATE_BYTES = 12 * NUMEL
 STREAMED = Layout(paths=2, pool="16MiB", block=1 << 16)
 
@@ -35,6 +35,11 @@ class MemoryCgroup:
 
     def usage(self) -> int:
         return int((self._group / ("memory.current" if self._unified else "memory.usage_in_bytes")).read_text())
+
+    def shared(self) -> int:
+        """Bytes of shared memory: sessions' arenas, not files that were read or written."""
+        text = (self._group / "memory.stat").read_text()
+        return int(dict(line.split() for line in text.splitlines())["shmem"])
 
     def limit(self, size: Optional[int]) -> None:
         """None: no limit."""
@@ -122,12 +127,9 @@ def test_c20_saving_and_restoring_stream_within_a_memory_limit(
         group.limit(None)  # reading all of the state fills shared memory that training does not need
         saved = run.digests()
         run.close()
-        deadline = time.monotonic() + 30
-        while group.usage() > limit:  # until what the session had is given back
-            assert time.monotonic() < deadline, f"{group.usage()} bytes are in use without a session"
-            time.sleep(0.01)
+        held = group.shared()  # by this process, which has the closed sessions' memory mapped still
 
-        group.limit(limit)
+        group.limit(limit + held)
         other = Ranks(connect_to, daemon, 3)
         for client in other.clients:
             client.restore(str(place), timeout=60)
