@@ -163,9 +163,10 @@ class RingModel {
         answered += answers;
         if (takes > 0 || answers > 0) continue;
         SleepInEpoll([&] {
-          const int64_t places = completions.Free();
-          WeakMemory::Require(places >= 0, "the completion head is impossible");
-          return submissions.AvailableBeforeSleep() != 0 && places > static_cast<int64_t>(taken - answered);
+          WeakMemory::Require(completions.Free() >= 0, "the completion head is impossible");
+          if (submissions.AvailableBeforeSleep() == 0) return false;
+          const int64_t room = static_cast<int64_t>(taken - answered) + 1;  // as this end sees it after the tail
+          return completions.FreeFor(room) >= room;
         });
       }
       return uint64_t{answered};
