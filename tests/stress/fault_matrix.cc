@@ -85,7 +85,8 @@ DaemonProcess::Options TwoPaths(const std::string& faulty, const std::string& en
   options.paths = faulty.empty() ? 2 : 1;
   options.memory = std::to_string(8 * 49'152);
   options.engine = engine;
-  options.config = "[scheduler]\nno_path_timeout = 5\nhang_timeout = 10\n";
+  // A save is given up when its TAKE has waited for no_path_timeout: longer than what hangs is left to.
+  options.config = "[scheduler]\nno_path_timeout = 8\nhang_timeout = 10\n";
   if (!faulty.empty()) {
     options.config +=
         "[[path]]\nname = \"faulty\"\ndirectory = \"" + faulty + "\"\nengine = \"" + engine + "\"\n" + kSpeeds;
