@@ -152,8 +152,12 @@ void PathCommands::Enable(PathIndex path, std::function<void(Result<std::string>
   parts_.threads->PostHousekeeping([this, path, answer = std::move(answer)] {
     parts_.threads->PostLookout([this, path, answer] {
       Path* const kept = parts_.paths[path];
+      // Too late, nobody would use what it holds: it stays disabled. Of one that has files nothing is let go.
+      const auto release = [kept](const Status& taken) {
+        if (taken.ok()) (void)kept->Release();
+      };
       const std::optional<Status> asked =
-          parts_.keepers[path]->Ask<Status>([kept] { return kept->Retake(); }, kRetakePatience);
+          parts_.keepers[path]->Ask<Status>([kept] { return kept->Retake(); }, kRetakePatience, release);
       const Status taken = asked.value_or(Status(
           -ETIMEDOUT, "the file system of path " + kept->name() + " (" + kept->directory() + ") does not answer"));
       parts_.threads->PostMain([this, path, taken, answer] { Retaken(path, taken, answer); });

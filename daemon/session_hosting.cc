@@ -22,6 +22,10 @@ void SessionHosting::PrepareStorage(const SessionIdentity& identity, const Subgr
   parts_.storages->PrepareStorage(identity, spec, std::move(done));
 }
 
+void SessionHosting::ReturnStorage(SessionId session, const SubgroupSpec& spec) {
+  parts_.storages->ReturnStorage(session, spec);
+}
+
 void SessionHosting::AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
                                    std::function<void(Result<std::shared_ptr<Memfd>>)> done) {
   const int node = parts_.config->memory.numa == "off" ? -1 : numa_node;

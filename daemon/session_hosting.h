@@ -47,6 +47,7 @@ class SessionHosting : public SessionHost {
   uint32_t BlockCount(const SubgroupSpec& spec) const override;
   void PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
                       std::function<void(Status)> done) override;
+  void ReturnStorage(SessionId session, const SubgroupSpec& spec) override;
   void AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
                      std::function<void(Result<std::shared_ptr<Memfd>>)> done) override;
   void AddSubgroup(SessionId session, SubgroupSpec spec, std::function<void()> done) override;

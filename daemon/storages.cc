@@ -133,6 +133,17 @@ void Storages::PrepareStorage(const SessionIdentity& identity, const SubgroupSpe
       });
 }
 
+void Storages::ReturnStorage(SessionId session, const SubgroupSpec& spec) {
+  const auto found = storages_.find(session);
+  if (found == storages_.end() || found->second->going) return;  // all of it goes back, or has
+  const std::shared_ptr<Storage>& storage = found->second;
+  const uint64_t blocks = BlockCount(spec);
+  GiveCapacity(*storage, blocks * Scheduler::BufferBytes(parts_.config->memory.block_elements));
+  storage->blocks -= blocks;
+  // What is reserved on the paths is for the next subgroup.
+  parts_.threads->PostHousekeeping([storage, blocks] { storage->extents -= blocks; });
+}
+
 // Of the quotas. It goes back when the storage goes, at the latest.
 Status Storages::TakeCapacity(Storage& storage, uint32_t uid, const std::string& job, uint64_t bytes) {
   Status taken = parts_.sessions->quotas().Take(uid, job, Quota::kCapacity, bytes);
@@ -228,7 +239,7 @@ void Storages::OnGone(SessionId session) {
     // The rank may come again at once: its files have another generation.
     storage->gone = true;
     if (!IsStore(session)) parts_.sessions->SessionGone(session);
-    return;
+    return parts_.gone();
   }
   RemoveFiles(session, std::move(storage));
 }

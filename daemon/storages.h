@@ -49,7 +49,7 @@ class Storages {
     std::vector<PathKeeper*> keepers;  // per path
     Policy policy = Policy::kAdaptive;
     std::function<std::vector<bool>()> used_paths;  // where new files are made and room is reserved
-    std::function<void()> gone;                     // a storage is not there any more
+    std::function<void()> gone;                     // a storage is not there any more, or its session is not
   };
   // A session's storage, made by its first registration; or that of a job's objects, made by the first large one.
   struct Storage {
@@ -74,6 +74,8 @@ class Storages {
   // ---- Sessions and stores ----
   // See SessionHost.
   void PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec, std::function<void(Status)> done);
+  // Of a subgroup that PrepareStorage had made room for, and that the session will not have after all.
+  void ReturnStorage(SessionId session, const SubgroupSpec& spec);
   uint32_t BlockCount(const SubgroupSpec& spec) const;
   // See SchedulerActions::MakeRoom; answered by DataLoop::RoomMade.
   void MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket);

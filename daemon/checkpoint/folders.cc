@@ -186,8 +186,19 @@ Status GiveName(int fd, int folder_fd, const std::string& name, const std::strin
 Status MoveFile(int from_fd, const std::string& name, int to_fd, const std::string& new_name, const std::string& shown,
                 const std::string& new_shown) {
   Step("move", new_shown);
-  if (::renameat2(from_fd, name.c_str(), to_fd, new_name.c_str(), RENAME_NOREPLACE) == 0) return Status();
-  return Status::Errno(errno, "moving " + shown + " to " + new_shown);
+  int error = ::renameat2(from_fd, name.c_str(), to_fd, new_name.c_str(), RENAME_NOREPLACE) == 0 ? 0 : errno;
+  // NFS, Lustre and CephFS know no such flag.
+  if (error == EINVAL || error == ENOSYS || error == EOPNOTSUPP) {
+    struct stat taken = {};
+    if (::fstatat(to_fd, new_name.c_str(), &taken, AT_SYMLINK_NOFOLLOW) == 0) {
+      error = EEXIST;
+    } else if (errno != ENOENT) {
+      error = errno;
+    } else {
+      error = ::renameat(from_fd, name.c_str(), to_fd, new_name.c_str()) == 0 ? 0 : errno;
+    }
+  }
+  return error == 0 ? Status() : Status::Errno(error, "moving " + shown + " to " + new_shown);
 }
 
 Result<bool> RemoveFile(int folder_fd, const std::string& name, const std::string& shown) {

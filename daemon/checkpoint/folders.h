@@ -55,7 +55,8 @@ Result<UniqueFd> MakeFile(int folder_fd, const std::string& name, const std::str
 // EEXIST if it is taken. Durable with the next SyncFolder.
 Status GiveName(int fd, int folder_fd, const std::string& name, const std::string& shown);
 // From one folder to another of the same file system: EXDEV and the like, EEXIST if the name is taken, and it is where
-// it was. Durable with SyncFolder of both.
+// it was. Durable with SyncFolder of both. `new_name` is one that only its owner makes up (it has an attempt's number
+// in it): not all file systems tell of a taken one and move in one go.
 Status MoveFile(int from_fd, const std::string& name, int to_fd, const std::string& new_name, const std::string& shown,
                 const std::string& new_shown);
 // False if it is not there.

@@ -354,10 +354,13 @@ Status ClientConnection::OnRegisterEnd() {
   if (!place.ok()) return place.status();
   server_->host().PrepareStorage(identity_, *spec, [self = shared_from_this(), spec, bytes](Status prepared) {
     if (self->ended()) return;
-    if (prepared.ok()) {
-      prepared = self->WithPlace(bytes, [self, spec](Arena::Place p) { self->AddSubgroup(std::move(*spec), p); });
-    }
-    if (!prepared.ok()) self->Refuse(prepared);
+    if (!prepared.ok()) return self->Refuse(prepared);
+    const auto give_back = [self, spec] { self->server_->host().ReturnStorage(self->identity_.id, *spec); };
+    const Status placed = self->WithPlace(
+        bytes, [self, spec](Arena::Place p) { self->AddSubgroup(std::move(*spec), p); }, give_back);
+    if (placed.ok()) return;
+    self->Refuse(placed);
+    give_back();
   });
   return Status();
 }
@@ -509,7 +512,8 @@ Status ClientConnection::OnLend(const Frame& frame) {
   return WithPlace(bytes, [self = shared_from_this(), bytes](Arena::Place place) { self->SetLent(bytes, place); });
 }
 
-Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use) {
+Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use,
+                                   std::function<void()> refused) {
   Result<Arena::Place> found = arena_->Find(bytes);
   if (!found.ok()) return found.status();
   Arena::Place place = *found;
@@ -519,11 +523,13 @@ Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Pla
   }
   Status status = server_->TakeArenaBytes(identity_, place.new_memfd_bytes);
   if (!status.ok()) return status;
-  auto allocated = [self = shared_from_this(), place, use](Result<std::shared_ptr<Memfd>> memfd) {
+  auto allocated = [self = shared_from_this(), place, use, refused](Result<std::shared_ptr<Memfd>> memfd) {
     if (self->ended() || !memfd.ok()) {
       self->server_->GiveArenaBytes(self->identity_, place.new_memfd_bytes);
       if (memfd.ok()) self->server_->host().Dispose(*memfd);
-      if (!self->ended()) self->Refuse(memfd.status().Within("memory for the arena"));
+      if (self->ended()) return;
+      self->Refuse(memfd.status().Within("memory for the arena"));
+      if (refused) refused();
       return;
     }
     self->arena_->Add(*memfd);  // nothing is placed in it before MAPPED

@@ -75,8 +75,9 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   void BeginRestore();
   Status OnMapped(const Frame& frame);
 
-  // A place of `bytes` in the arena, then `use` with it; makes, sends and seals a further memfd where needed.
-  Status WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use);
+  // A place of `bytes` in the arena, then `use` with it; makes, sends and seals a further memfd where needed. Where
+  // that is refused: an error, or `refused` later, once the client has been told.
+  Status WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use, std::function<void()> refused = nullptr);
   void SendArena(const std::shared_ptr<Memfd>& memfd);
   void AddSubgroup(SubgroupSpec spec, Arena::Place place);
   Status PlaceInLentArea(SubgroupSpec* spec) const;

@@ -27,6 +27,8 @@ class SessionHost {
   // Makes the session's files if need be and reserves room for the subgroup on the paths.
   virtual void PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
                               std::function<void(Status)> done) = 0;
+  // That room is not needed after all: the client of a session that lives was refused.
+  virtual void ReturnStorage(SessionId session, const SubgroupSpec& spec) = 0;
   // Memory for the session's arena; slow for large ones. Stops early when *cancelled.
   virtual void AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
                              std::function<void(Result<std::shared_ptr<Memfd>>)> done) = 0;

@@ -43,6 +43,7 @@ class GrantingHost : public SessionHost {
     FUZZ_CHECK(numel == spec.numel, "tensors that do not add up");
     boost::asio::post(*io_, [done = std::move(done)] { done(Status()); });
   }
+  void ReturnStorage(SessionId, const SubgroupSpec&) override {}
   void AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
                      std::function<void(Result<std::shared_ptr<Memfd>>)> done) override {
     FUZZ_CHECK(bytes <= kArenasBytes, "more than all arenas may have");

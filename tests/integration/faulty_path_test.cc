@@ -365,6 +365,31 @@ TEST_CASE("C26_APathThatHangsIsNoReasonNotToSave") {
   CHECK(trainer.Difference() == "");
 }
 
+// NFS, Lustre and CephFS are such file systems.
+TEST_CASE("FaultyPath.FilesAreHandedOverWhereARenameTakesNoFlags") {
+  FaultFs faulty;
+  if (Missing(faulty)) return;
+  DaemonProcess daemon(On(faulty, 0, "persistent = true\n"));
+  const std::string directory = faulty.point() + "/checkpoints";
+  REQUIRE(fs::create_directory(directory));
+  Client client = Connect(daemon.socket());
+  ReferenceTrainer trainer(client, {"large", kNumel});
+  for (int i = 0; i < 2; ++i) trainer.Step();
+  faulty.Rule("rename error " + std::to_string(EINVAL));
+  Save save(client, directory, "one", 2);
+  mlpo::Request take = save.Take(), saved = save.Saved();
+  take.Wait();
+  CHECK(saved.Wait().value == 1);
+  CHECK(faulty.Of("rename").acted == 1);
+  int files = 0;  // the part's own, and the session's
+  for (const fs::directory_entry& file : fs::recursive_directory_iterator(faulty.source() + "/checkpoints")) {
+    files += file.path().filename().string().starts_with("data-") ? 1 : 0;
+  }
+  CHECK(files == 2);
+  trainer.Step();
+  CHECK(trainer.Difference() == "");
+}
+
 TEST_CASE("C16_AnOrderlyStopDropsNothingThatWasAccepted") {
   for (const bool by_command : {false, true}) {
     CAPTURE(by_command);
@@ -421,6 +446,24 @@ TEST_CASE("C16_AnOrderlyStopEndsTheCheckpointThatIsUnderWay") {
     save.daemon().Start();
     CHECK(save.Restore() == 0);
   }
+}
+
+// The save is given up after a minute, and then nothing else is waited for.
+TEST_CASE("C16_AnOrderlyStopLeavesACheckpointThatHangs") {
+  if (!LongForm()) {
+    WARN("skipped: takes a minute, MLPO_LONG=1");
+    return;
+  }
+  SlowSave save(false);
+  if (Missing(save.slow())) return;
+  save.slow().Clear();
+  save.slow().Rule("write hang");
+  REQUIRE(Eventually([&] { return save.slow().Of("write").hanging > 0; }));
+  const auto begun = std::chrono::steady_clock::now();
+  save.BeginsToStop();
+  CHECK(save.daemon().WaitForEnd(120) == 0);
+  CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(80));
+  CHECK(save.Files("manifest-") == 0);
 }
 
 TEST_CASE("C16_ASecondSignalLeavesNoCheckpointThatLooksComplete") {

@@ -113,8 +113,12 @@ TEST_CASE("Quota.Arenas") {
   Client a = Connect(daemon.socket(), "a", 0, 2);
   ReferenceTrainer trainer(a, {});
   CHECK(QuotaOf(daemon, "a").at("arenas").at("used") == uint64_t{64} << 20);
+  const auto capacity = [&] { return QuotaOf(daemon, "a").at("capacity").at("used").get<uint64_t>(); };
+  const uint64_t of_one = capacity();
+  CHECK(of_one > 0);
   Client rank = Connect(daemon.socket(), "a", 1, 2);
   CheckWords(Refused([&] { ReferenceTrainer refused(rank, {}); }), {"job 'a'", "bytes of arena", "job_arenas"});
+  CHECK(capacity() == of_one);  // what was refused has no room on the paths either
   Client b = Connect(daemon.socket(), "b");
   ReferenceTrainer other(b, {});
   for (int i = 0; i < 3; ++i) {

@@ -31,7 +31,7 @@ class FaultFs {
   struct Counts {
     uint64_t requests = 0, acted = 0, hanging = 0;
   };
-  // Of "read", "write", "fsync", "flush", "create" or "fallocate".
+  // Of "read", "write", "fsync", "flush", "create", "fallocate" or "rename".
   Counts Of(const std::string& op) const;
 
  private:

@@ -6,7 +6,7 @@
  * Rules are lines written to MOUNTPOINT/.faultfs:
  *   clear                                   no rules; what hangs goes on
  *   OP ACTION [ARGUMENT] [OPTION=VALUE]...  one more rule
- * OP: read, write, fsync, flush, create, fallocate.
+ * OP: read, write, fsync, flush, create, fallocate, and rename: those with flags, which some file systems refuse.
  * ACTION: error NUMBER   fails with this errno
  *         short BYTES    read or write does at most so much of it
  *         delay MS       goes on after so long
@@ -43,8 +43,8 @@
 #define MAX_RULES 32
 #define MAX_LINE 256
 
-enum op { OP_READ, OP_WRITE, OP_FSYNC, OP_FLUSH, OP_CREATE, OP_FALLOCATE, OPS };
-static const char* const op_names[OPS] = {"read", "write", "fsync", "flush", "create", "fallocate"};
+enum op { OP_READ, OP_WRITE, OP_FSYNC, OP_FLUSH, OP_CREATE, OP_FALLOCATE, OP_RENAME, OPS };
+static const char* const op_names[OPS] = {"read", "write", "fsync", "flush", "create", "fallocate", "rename"};
 enum action { ACT_NONE, ACT_ERROR, ACT_SHORT, ACT_DELAY, ACT_HANG, ACT_FLIP };
 static const char* const action_names[] = {"", "error", "short", "delay", "hang", "flip"};
 
@@ -378,6 +378,10 @@ static int fs_link(const char* from, const char* to) {
   return result(linkat(source, below(from), source, below(to), 0));
 }
 static int fs_rename(const char* from, const char* to, unsigned int flags) {
+  if (flags != 0) {
+    const struct rule rule = consult(OP_RENAME, from, 0, 1);
+    if (rule.action == ACT_ERROR) return -(int)rule.argument;
+  }
   return result(renameat2(source, below(from), source, below(to), flags));
 }
 

@@ -29,6 +29,7 @@ class NoHost : public SessionHost {
   void PrepareStorage(const SessionIdentity&, const SubgroupSpec&, std::function<void(Status)>) override {
     std::abort();
   }
+  void ReturnStorage(SessionId, const SubgroupSpec&) override { std::abort(); }
   void AllocateArena(uint64_t, int, std::shared_ptr<std::atomic<bool>>,
                      std::function<void(Result<std::shared_ptr<Memfd>>)>) override {
     std::abort();
