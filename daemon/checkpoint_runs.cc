@@ -374,6 +374,7 @@ Status CheckpointRuns::Enter(Run& run) {
   if (run.save.files) return Status();  // whose attempt they are is in no journal
   run.recorded = Enter(&CheckpointRuns::recorded_, std::pair(run.save.attempt, run.identity.rank));
   if (run.recorded) return Status();
+  if (run.chosen) attempts_.Return(SaveOf(run), run.identity.rank, run.save.attempt);
   return Status(-EEXIST, "attempt " + AttemptText(run.save.attempt) + " of rank " + std::to_string(run.identity.rank) +
                              " is being saved by this daemon: each save needs an attempt of its own");
 }

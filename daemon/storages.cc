@@ -141,7 +141,10 @@ void Storages::ReturnStorage(SessionId session, const SubgroupSpec& spec) {
   GiveCapacity(*storage, blocks * Scheduler::BufferBytes(parts_.config->memory.block_elements));
   storage->blocks -= blocks;
   // What is reserved on the paths is for the next subgroup.
-  parts_.threads->PostHousekeeping([storage, blocks] { storage->extents -= blocks; });
+  parts_.threads->PostHousekeeping([storage, blocks] {
+    storage->extents -= blocks;
+    storage->store->Forget(blocks);
+  });
 }
 
 // Of the quotas. It goes back when the storage goes, at the latest.

@@ -709,10 +709,28 @@ Result<bool> PartFiles::IsBeingSaved(const AttemptId& attempt) const {
   return false;
 }
 
+// What most ranks learn from one part, where a look at the whole tag takes all. Each part's folder is opened: where
+// others write it, over NFS, only that makes sure that a name is not there.
+Result<bool> PartFiles::OthersHaveManifests() const {
+  const PartHead& head = options_.head;
+  for (uint32_t rank = head.world_size; rank-- > 0;) {
+    const std::string shown = ParentOf(shown_) + "/" + PartFolderName(rank);
+    const Result<UniqueFd> part = OpenFolder(tag_.get(), PartFolderName(rank), shown);
+    if (!part.ok()) return part.status().code() == -ENOENT ? Result<bool>(false) : Result<bool>(part.status());
+    struct stat found = {};
+    if (::fstatat(part->get(), ManifestName(head.attempt).c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0) continue;
+    if (errno == ENOENT) return false;
+    return Status::Errno(errno, "looking for " + shown + "/" + ManifestName(head.attempt));
+  }
+  return true;
+}
+
 Result<bool> PartFiles::IsComplete(std::vector<std::string>* kept) const {
   MLPO_CHECK(committed_);
   if (manifest_) return false;
   const PartHead& head = options_.head;
+  const Result<bool> all = OthersHaveManifests();
+  if (!all.ok() || !all.value()) return all;
   Result<FoundTag> found = ScanTag(directory_.get(), head.tag, options_.directory);
   if (!found.ok()) return found.status();
   const FoundAttempt* own = FindAttempt(*found, head.attempt);

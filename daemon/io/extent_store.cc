@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "daemon/base/check.h"
 #include "daemon/base/log.h"
 
 namespace mlpo {
@@ -106,6 +107,11 @@ Status ExtentStore::Reserve(const std::vector<double>& shares, uint64_t extents,
 Status ExtentStore::ReserveAgain(const std::vector<double>& shares, const std::vector<bool>& uses) {
   if (extents_ == 0) return Status();
   return MakeRoom(shares, extents_, /*copy=*/false, extent_bytes_, what_, uses);
+}
+
+void ExtentStore::Forget(uint64_t extents) {
+  MLPO_CHECK(extents <= extents_);
+  extents_ -= extents;
 }
 
 Status ExtentStore::ReserveForCopy(const std::vector<double>& shares, const std::vector<bool>& uses) {

@@ -37,6 +37,8 @@ class ExtentStore {
   // files() may be fewer after it.
   Status Reserve(const std::vector<double>& shares, uint64_t extents, uint64_t extent_bytes, const std::string& what,
                  const std::vector<bool>& uses);
+  // Nothing was put into so many of them, nor will be: what is asked for after this is for the others.
+  void Forget(uint64_t extents);
   // What has been reserved, with the paths of `uses` alone: whether another could be emptied.
   Status ReserveAgain(const std::vector<double>& shares, const std::vector<bool>& uses);
   // Room for as much again, while a checkpoint holds the first: ENOSPC as above. ReserveAgain does not ask for it. Next

@@ -106,7 +106,6 @@ struct Op {
   uint32_t first_block = 0;  // operations on a range: the blocks they touch
   uint32_t end_block = 0;
   uint32_t next_fill = 0;  // RESTORE: blocks from here on have not been wanted yet
-  uint32_t filling = 0;    // RESTORE: blocks that are being filled
   int64_t accepted_ns = 0;
   int64_t window_ns = 0;                     // UPDATE: when the window that it ends began; 0: it was given no gradient
   uint32_t left = 0;                         // blocks not done

@@ -339,7 +339,7 @@ class Scheduler {
     uint8_t unchecked = 0;  // of these, that are compared
     uint8_t missing = 0;    // of these, that had no checksums
   };
-  // A block that is being filled for a RESTORE; its session may have ended.
+  // A block that a RESTORE wants or fills; its session may have ended.
   struct Filling {
     SessionId session = 0;
     uint32_t uid = 0;

@@ -121,10 +121,8 @@ void Scheduler::StartWork(Block& block) {
   ++working_;
   Hold(block);
   ++block.want->session->in_flight;  // its arena is in use, too
-  if (block.want->kind() == MLPO_OP_RESTORE) {
-    ++block.want->filling;
+  if (block.want->kind() == MLPO_OP_RESTORE)
     filling_[&block] = {block.owner->session->id, block.owner->session->job->uid, now_ns_};
-  }
   steps_.WorkBegins(block.want->session->steps, block.want->kind() == MLPO_OP_UPDATE);
   actions_->StartBlockWork(*block.want, block);
 }

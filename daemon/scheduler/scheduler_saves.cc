@@ -536,6 +536,7 @@ void Scheduler::ForgetSession(const Session& session) {
   for (auto& [id, save] : saves_) {
     if (save->session == &session) save->session = nullptr;
   }
+  std::erase_if(filling_, [&session](const auto& entry) { return entry.second.session == session.id; });
 }
 
 bool Scheduler::Saving() const {
@@ -946,8 +947,9 @@ void Scheduler::BeginRestore(Op& op) {
 
 // Wants the next blocks of RESTOREs, a few at a time: while their checkpoints' files do not answer, their buffers are
 // nobody else's. All that move have an eighth of the pool together; while others have something to fill, half of that
-// is one user's. What hangs keeps its buffers until it is given up, and counts against its user alone, who gets no more
-// than as many again; all users together get half of the pool: else they could take it, or keep others from restoring.
+// is one user's. What hangs keeps its buffers until it is given up; with whatever else is its user's it counts against
+// that one alone, who gets no more than as many again. All users together get half of the pool: else they could take
+// it, or keep others from restoring.
 void Scheduler::PumpRestores() {
   if (!std::exchange(look_at_restores_, false)) return;
   struct Use {
@@ -955,12 +957,14 @@ void Scheduler::PumpRestores() {
   };
   std::map<SessionId, uint32_t> of_session;
   std::map<uint32_t, Use> of_user;  // by uid
-  uint32_t all = 0, all_hang = 0;   // that move, or hang
   const auto count = [&](SessionId session, uint32_t uid, uint32_t blocks, bool hang) {
     of_session[session] += blocks;
     (hang ? of_user[uid].hang : of_user[uid].move) += blocks;
-    (hang ? all_hang : all) += blocks;
   };
+  std::erase_if(filling_, [](const auto& entry) {  // its RESTORE has failed before it was begun
+    const Op* const want = entry.first->want;
+    return want == nullptr || want->kind() != MLPO_OP_RESTORE;
+  });
   for (const auto& [block, filling] : filling_) {
     count(filling.session, filling.uid, 1, now_ns_ - filling.since_ns >= kStalledNs);
   }
@@ -968,9 +972,6 @@ void Scheduler::PumpRestores() {
   std::vector<Session*> waiting;
   for (Session* const session : all_sessions_) {
     if (session->ending || session->restoring.empty()) continue;
-    for (const Op* op : session->restoring) {  // what is wanted, and not being filled yet
-      count(session->id, session->job->uid, op->next_fill - (op->end_block - op->left) - op->filling, false);
-    }
     if (std::any_of(session->restoring.begin(), session->restoring.end(), has_more)) waiting.push_back(session);
   }
   const uint32_t most = std::max(1u, free_.added() / 8), half = std::max(1u, most / 2);
@@ -978,10 +979,15 @@ void Scheduler::PumpRestores() {
   const auto may_fill = [&](const Session& session) {
     const uint32_t uid = session.job->uid;
     const Use& user = of_user[uid];
+    uint32_t all = 0, move = 0;
+    for (const auto& [each, use] : of_user) {
+      all += use.move + use.hang;
+      move += use.hang == 0 ? use.move : 0;
+    }
     const bool others =
         std::any_of(waiting.begin(), waiting.end(), [uid](const Session* other) { return other->job->uid != uid; });
-    return of_session[session.id] < options_.restore_buffers && all < most && user.move + user.hang < 2 * most &&
-           all + all_hang < most_of_pool && (!others || user.move < half);
+    return of_session[session.id] < options_.restore_buffers && move < most && user.move + user.hang < 2 * most &&
+           all < most_of_pool && (!others || user.move < half);
   };
   for (;;) {
     Session* next = nullptr;  // in turn: who has waited for the longest
@@ -992,7 +998,9 @@ void Scheduler::PumpRestores() {
     next->restore_turn = ++restore_turn_;
     count(next->id, next->job->uid, 1, false);
     Op& op = **std::find_if(next->restoring.begin(), next->restoring.end(), has_more);
-    WantBlock(op, op.owner->blocks[op.next_fill++]);
+    Block& block = op.owner->blocks[op.next_fill++];
+    filling_[&block] = {next->id, next->job->uid, now_ns_};
+    WantBlock(op, block);
     if (std::none_of(next->restoring.begin(), next->restoring.end(), has_more)) std::erase(waiting, next);
   }
 }
@@ -1002,7 +1010,6 @@ void Scheduler::BlockRestored(Block& block, uint8_t parts, Failure failure, int6
   Op& op = *block.want;
   Session& session = *op.session;
   --working_;
-  --op.filling;
   filling_.erase(&block);
   look_at_restores_ = true;
   steps_.WorkEnds(session.steps, false);

@@ -236,6 +236,15 @@ TEST_CASE("ExtentStore.ANextFileHasRoomAlthoughTheOldOneHasMuch") {
 }
 
 // Room in the old file is of no use: where the next one gets none, the checkpoint is refused before anything stalls.
+TEST_CASE("ExtentStore.NoRoomIsAskedForWhatIsForgotten") {
+  Paths paths(1, {12 * kExtentBytes});
+  const auto store = Make(paths, paths.all());
+  REQUIRE(store->Reserve({1}, 8, kExtentBytes, "the state", paths.all()).ok());
+  CHECK(store->ReserveForCopy({1}, paths.all()).code() == -ENOSPC);
+  store->Forget(4);
+  CHECK(store->ReserveForCopy({1}, paths.all()).ok());
+}
+
 TEST_CASE("ExtentStore.ANextFileWithoutRoomIsRefused") {
   Paths paths(1, {12 * kExtentBytes});
   const auto store = Make(paths, paths.all());

@@ -1,5 +1,7 @@
 // RESTOREs whose checkpoints do not answer, on a fake tier in virtual time: what they hold of the pool.
+#include <algorithm>
 #include <cerrno>
+#include <deque>
 #include <vector>
 
 #include "tests/support/fake_tier.h"
@@ -96,6 +98,42 @@ TEST_CASE("Restore.WhatHangsLeavesOthersThePool") {
   CHECK(tier.steps_restored == 2 * static_cast<int>(kRanks - 1) + 1);
   CHECK(tier.violation() == "");
   CHECK(tier.scheduler().idle());
+}
+
+// The checkpoints answer, but the path does not that one user's blocks are on their way to or from.
+TEST_CASE("Restore.WhatWaitsForAPathThatHangsHoldsNobodyUpForLong") {
+  constexpr SessionId kHangs = 1, kRestores = 2;
+  Scheduler::Options options = MakeOptions(12);  // a restore may want one block
+  options.paths.resize(2);
+  FakeTier tier(options, {{2e6, 2e6}, {2e6, 2e6}});
+  tier.AddSession(kHangs, "hangs", 1);
+  tier.AddSubgroup(kHangs, 1, {100 * kBlock});
+  tier.AddSession(kRestores, "restores", 2);
+  tier.AddSubgroup(kRestores, 1, {20 * kBlock});
+  tier.WriteState(kHangs, 1, MLPO_PART_STATE);
+  for (uint32_t epoch = 1; epoch <= 2; ++epoch) TrainStep(tier, kHangs, epoch);
+  const auto in_flight = [&] {
+    const std::deque<Block>& blocks = tier.scheduler().FindSubgroup(kHangs, 1)->blocks;
+    return std::count_if(blocks.begin(), blocks.end(), [](const Block& block) {
+      return block.state == BlockState::kFlushing || block.state == BlockState::kFetching;
+    });
+  };
+  REQUIRE(in_flight() > 0);
+  tier.ChangeSpeed(0, tier.now_ns(), {0, 0});
+  tier.Wait(kS);
+  REQUIRE(in_flight() > 0);
+  REQUIRE(tier.scheduler().BeginRestore(kHangs, 5));
+  const uint64_t hangs = tier.Restore(kHangs, 1, 5);
+  tier.Wait(20 * kS);  // until it has come to one of these
+  REQUIRE(tier.scheduler().BeginRestore(kRestores, 5));
+  const uint64_t restore = tier.Restore(kRestores, 1, 5);
+  tier.Wait(Scheduler::kStalledNs + 10 * kS);
+  CHECK(tier.status(restore) == 0);
+  CHECK(!tier.answered(hangs));
+  tier.ChangeSpeed(0, tier.now_ns(), {2e6, 2e6});
+  tier.RunUntilQuiet();
+  CHECK(tier.status(hangs) == 0);
+  CHECK(tier.violation() == "");
 }
 
 // Who has one block that fails and others that hang gets no more for it.
