@@ -9,9 +9,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <limits>
 #include <map>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "daemon/base/check.h"
@@ -22,6 +24,10 @@
 
 namespace mlpo {
 namespace {
+
+// How long ranks that begin together may be in each other's way: a look is short, and so is a removal as a rule.
+constexpr std::chrono::milliseconds kRanksMeet{1000};
+constexpr std::chrono::milliseconds kLookAgain{50};
 
 PartIdentity IdentityOf(const PartHead& head, uint32_t index) {
   PartIdentity identity;
@@ -174,6 +180,7 @@ Status PartFiles::OpenFolders() {
 // if there is a manifest of one: without it none can be complete. So a save of many ranks reads nothing in most cases.
 // Another job's stays: it may be under way, with this rank's part committed and so without a lock. So does one of this
 // job's that other ranks are still saving: it may yet be complete, and this save be refused to one of them for it.
+// Ranks begin together, and look at and remove each other's parts of the same attempts: who finds a lock looks again.
 Status PartFiles::MakeWay() {
   const AttemptId& own = options_.head.attempt;
   const Result<std::vector<std::string>> names = ListFolder(part_.get(), shown_);
@@ -193,27 +200,17 @@ Status PartFiles::MakeWay() {
     const Status looked = LookForComplete(&complete, &hollow);
     if (!looked.ok()) return looked;
   }
+  const auto until = std::chrono::steady_clock::now() + kRanksMeet;
   for (const AttemptId& attempt : attempts) {
     if (complete.contains(attempt)) continue;
-    // Asked with its lock held: it may have become complete since, and then earlier ones have gone for it.
-    const auto may_go = [this, &attempt, &hollow](const Known& known) -> Result<bool> {
-      if (!known.job.empty() && known.job != options_.head.job) return false;
-      if (!known.committed || hollow.contains(attempt)) return true;
-      const Result<bool> saved = IsBeingSaved(attempt);  // first: what ends in between is complete then
-      if (!saved.ok()) return saved;
-      if (saved.value()) return false;
-      const Result<FoundTag> now = ScanTag(directory_.get(), options_.head.tag, options_.directory);
-      if (!now.ok()) return now.status();
-      const FoundAttempt* found = FindAttempt(now.value(), attempt);
-      return found == nullptr || !found->complete();
-    };
     std::vector<std::string> kept;
-    const Result<Removed> removed =
-        RemoveOther(part_.get(), {options_.head.rank, attempt, nullptr, may_go, nullptr}, shown_, &kept);
-    if (!removed.ok()) return removed.status();
-    if (removed.value().live && attempt == own)
-      return Status(-EEXIST, shown_ + ": another process is saving a part under this attempt, " + AttemptText(own) +
-                                 ": each save needs one of its own");
+    for (;;) {
+      kept.clear();
+      const Result<bool> met = RemoveCut(attempt, hollow.contains(attempt), &kept);
+      if (!met.ok()) return met.status();
+      if (!met.value() || std::chrono::steady_clock::now() >= until) break;
+      std::this_thread::sleep_for(kLookAgain);
+    }
     for (const std::string& reason : kept) spdlog::warn("event=checkpoint_file_kept reason=\"{}\"", reason);
   }
   std::vector<std::string> kept;
@@ -221,6 +218,32 @@ Status PartFiles::MakeWay() {
   if (!asides.ok()) return asides.status();
   for (const std::string& reason : kept) spdlog::warn("event=checkpoint_file_kept reason=\"{}\"", reason);
   return Status();
+}
+
+// This rank's part of an attempt that is not complete. True if it stays because somebody has a lock.
+Result<bool> PartFiles::RemoveCut(const AttemptId& attempt, bool hollow, std::vector<std::string>* kept) {
+  const AttemptId& own = options_.head.attempt;
+  bool saved_by_others = false;
+  // Asked with its lock held: it may have become complete since, and then earlier ones have gone for it.
+  const auto may_go = [&](const Known& known) -> Result<bool> {
+    if (!known.job.empty() && known.job != options_.head.job) return false;
+    if (!known.committed || hollow) return true;
+    const Result<bool> saved = IsBeingSaved(attempt);  // first: what ends in between is complete then
+    if (!saved.ok()) return saved;
+    saved_by_others = saved.value();
+    if (saved_by_others) return false;
+    const Result<FoundTag> now = ScanTag(directory_.get(), options_.head.tag, options_.directory);
+    if (!now.ok()) return now.status();
+    const FoundAttempt* found = FindAttempt(now.value(), attempt);
+    return found == nullptr || !found->complete();
+  };
+  const Result<Removed> removed =
+      RemoveOther(part_.get(), {options_.head.rank, attempt, nullptr, may_go, nullptr}, shown_, kept);
+  if (!removed.ok()) return removed.status();
+  if (removed.value().live && attempt == own)
+    return Status(-EEXIST, shown_ + ": another process is saving a part under this attempt, " + AttemptText(own) +
+                               ": each save needs one of its own");
+  return removed.value().live || saved_by_others;
 }
 
 // Of the tag's attempts: *complete by their heads, and to be overwritten; or *hollow, of which files are gone. EEXIST
@@ -687,7 +710,8 @@ Result<bool> PartFiles::IsSettled(const FoundAttempt& attempt) const {
   return true;
 }
 
-// Whether another rank's part of the attempt is locked: in the making, or going. What cannot be seen may be.
+// Whether another rank's part of the attempt is locked: in the making, or going. What cannot be seen may be. Not one
+// with its manifest: whoever has its lock is done with saving it, or looks whether it goes.
 Result<bool> PartFiles::IsBeingSaved(const AttemptId& attempt) const {
   const std::string tag = ParentOf(shown_), data = DataName(attempt, 0);
   const Result<std::vector<std::string>> names = ListFolder(tag_.get(), tag);
@@ -698,6 +722,8 @@ Result<bool> PartFiles::IsBeingSaved(const AttemptId& attempt) const {
     const Result<UniqueFd> part = OpenFolder(tag_.get(), name, tag + "/" + name);
     if (part.status().os_errno() == ENOENT) continue;
     if (!part.ok()) return true;
+    struct stat st;
+    if (::fstatat(part.value().get(), ManifestName(attempt).c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0) continue;
     const std::string shown = tag + "/" + name + "/" + data;
     const Result<UniqueFd> first = OpenFile(part.value().get(), data, O_RDONLY, shown);
     if (first.status().os_errno() == ENOENT) continue;

@@ -108,6 +108,7 @@ class PartFiles {
   explicit PartFiles(Options options) : options_(std::move(options)) {}
   Status OpenFolders();
   Status MakeWay();
+  Result<bool> RemoveCut(const AttemptId& attempt, bool hollow, std::vector<std::string>* kept);
   Status LookForComplete(std::set<AttemptId>* complete, std::set<AttemptId>* hollow);
   Status MakeDataFile();
   Status MakeNamedDataFile(const std::string& name, const std::string& shown);

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import struct
+import threading
 import uuid
 import warnings
 from typing import Any, Callable, Iterator, Optional
@@ -197,6 +198,33 @@ def test_a_committed_part_stays_while_another_rank_saves_its_own(tmp_path: pathl
     second.die_between_the_names()
     Save(tmp_path, new(), 0, 2, overwrite=True).files.close()
     assert attempts(tmp_path) == {"part-0": [one.hex()], "part-1": sorted([one.hex(), two.hex()])}
+
+
+def test_ranks_that_begin_together_all_remove_what_was_cut(tmp_path: pathlib.Path, new: New) -> None:
+    """Each has the lock of its own part of the cut save then, to remove it."""
+    cut = new()
+    for rank in range(2):
+        assert not Save(tmp_path, cut, rank, 3).commit()
+    removing = os.open(tmp_path / "tag" / "part-1" / f"data-{cut.hex()}-0", os.O_RDWR)
+    fcntl.flock(removing, fcntl.LOCK_EX)
+    Save(tmp_path, new(), 0, 3).files.close()
+    os.close(removing)
+    assert attempts(tmp_path) == {"part-1": [cut.hex()]}
+
+
+@pytest.mark.parametrize("whose", [0, 1])
+def test_who_finds_a_lock_as_it_begins_looks_again(tmp_path: pathlib.Path, new: New, whose: int) -> None:
+    """Another rank's part without its manifest is on its way out; or another rank, which looks, has our part's lock."""
+    cut = new()
+    assert not Save(tmp_path, cut, 0, 2).commit()
+    Save(tmp_path, cut, 1, 2).die_between_the_names()
+    locked = os.open(tmp_path / "tag" / f"part-{whose}" / f"data-{cut.hex()}-0", os.O_RDWR)
+    fcntl.flock(locked, fcntl.LOCK_SH if whose == 0 else fcntl.LOCK_EX)
+    soon = threading.Timer(0.2, os.close, [locked])
+    soon.start()
+    Save(tmp_path, new(), 0, 2).files.close()
+    soon.join()
+    assert attempts(tmp_path) == {"part-1": [cut.hex()]}
 
 
 def test_what_a_killed_save_has_left_goes(tmp_path: pathlib.Path, new: New) -> None:

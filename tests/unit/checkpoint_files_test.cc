@@ -2,16 +2,19 @@
 // a client passes.
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -189,6 +192,50 @@ TEST_CASE("PartFiles.WhatOtherRanksAreStillSavingIsNotTakenApart") {
   Live(place.Options(1, 2, Attempt(1), 1)).part.reset();
   const Live next(place.Options(0, 2, Attempt(2), 2));
   CHECK(!fs::exists(place.Part(0) + "/" + ManifestName(Attempt(1))));
+}
+
+// The next save begins on all ranks at once: each finds the others' parts of the cut one locked by who removes them.
+TEST_CASE("PartFiles.RanksThatBeginTogetherAllRemoveWhatWasCut") {
+  Place place;
+  for (uint32_t rank = 0; rank < 2; ++rank) REQUIRE(Save(place.Options(rank, 3, Attempt(1), 1)).ok());
+  const std::string data = place.Part(0) + "/" + DataName(Attempt(1), 0);
+  std::unique_ptr<Live> one;
+  bool met = false;
+  SetStepHook([&](std::string_view, std::string_view) {
+    if (met || !fs::exists(place.Part(0) + "/" + ManifestName(Attempt(1)))) return;
+    const UniqueFd fd(::open(data.c_str(), O_RDONLY | O_CLOEXEC));
+    const Result<FileLock> lock = LockFile(fd.get(), /*shared=*/true, data);
+    if (!lock.ok() || lock.value() != FileLock::kHeld) return;
+    met = true;  // rank 0 has the lock, and has removed nothing yet
+    one = std::make_unique<Live>(place.Options(1, 3, Attempt(2), 2));
+  });
+  const Live zero(place.Options(0, 3, Attempt(2), 2));
+  SetStepHook(nullptr);
+  REQUIRE(one != nullptr);
+  for (uint32_t rank = 0; rank < 2; ++rank) CHECK(!fs::exists(place.Part(rank) + "/" + ManifestName(Attempt(1))));
+}
+
+// A part without its manifest is on its way out, or is given up; or a rank that looks at this one's has it locked.
+TEST_CASE("PartFiles.WhoFindsALockAsItBeginsLooksAgain") {
+  for (const bool of_this_rank : {false, true}) {
+    INFO("the lock is on this rank's own part: " << of_this_rank);
+    Place place;
+    REQUIRE(Save(place.Options(0, 2, Attempt(1), 1)).ok());
+    Live other(place.Options(1, 2, Attempt(1), 1));
+    UniqueFd own;
+    if (of_this_rank) {
+      other.part.reset();
+      own.reset(::open((place.Part(0) + "/" + DataName(Attempt(1), 0)).c_str(), O_RDONLY | O_CLOEXEC));
+      REQUIRE(::flock(own.get(), LOCK_SH | LOCK_NB) == 0);
+    }
+    std::jthread soon([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      own.reset();
+      other.part.reset();
+    });
+    const Live next(place.Options(0, 2, Attempt(2), 2));
+    CHECK(!fs::exists(place.Part(0) + "/" + ManifestName(Attempt(1))));
+  }
 }
 
 TEST_CASE("PartFiles.OneAttemptIsSavedOnce") {

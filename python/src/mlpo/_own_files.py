@@ -14,6 +14,7 @@ import re
 import secrets
 import stat
 import threading
+import time
 import warnings
 from typing import Callable, Optional, Union
 
@@ -25,6 +26,10 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = re.compile(r"\.(data|manifest)-[0-9a-f]{32}\.new")  # where the file system has no nameless files
 _PART_FILE = re.compile(r"(data|manifest)-([0-9a-f]{32})(-(0|[1-9][0-9]{0,9})|\.new)?")
 _PART_FOLDER = re.compile(r"part-(0|[1-9][0-9]{0,9})")
+# How long ranks that begin together, and look at and remove each other's parts, may be in each other's way: a look is
+# short, and so is a removal as a rule.
+_RANKS_MEET_S = 1.0
+_LOOK_AGAIN_S = 0.05
 _TRIES = 16  # folders and names that somebody else takes away in the same moment
 
 
@@ -222,6 +227,7 @@ class PartFiles:
                 )
         part = self._fds[2]
         _remove_nameless(part)
+        until = time.monotonic() + _RANKS_MEET_S
         for attempt in _attempts_in(part):
             if attempt == own:
                 raise _error(
@@ -229,18 +235,26 @@ class PartFiles:
                     f"{self._part} has files of the attempt {own} already: an attempt is for one save; "
                     "uuid.uuid4().bytes of rank 0 is a new one",
                 )
+            while self._remove_cut(attempt) and time.monotonic() < until:
+                time.sleep(_LOOK_AGAIN_S)
 
-            def goes(job: Optional[str], _: Optional[int], attempt: str = attempt) -> bool:
-                if job not in (None, self._job):
-                    return False
-                # With our part committed it may become complete, until nobody saves any other. In this order: whoever
-                # is not seen to save has its manifest by then, or never will.
-                committed = os.path.lexists(self._part / f"manifest-{attempt}")
-                if committed and _is_live(self._fds[1], attempt, self._part.name):
-                    return False
-                return attempt not in [each.id for each in _complete(_parts.attempts(self._tag))]
+    def _remove_cut(self, attempt: str) -> bool:
+        """This rank's part of an attempt, if that is not complete. Whether it stays because somebody has a lock."""
+        saved_by_others = False
 
-            _remove_part(part, self._part, self._rank, attempt, goes)
+        def goes(job: Optional[str], _: Optional[int]) -> bool:
+            nonlocal saved_by_others
+            if job not in (None, self._job):
+                return False
+            # With our part committed it may become complete, until nobody saves any other. In this order: whoever is
+            # not seen to save has its manifest by then, or never will.
+            committed = os.path.lexists(self._part / f"manifest-{attempt}")
+            saved_by_others = committed and _is_live(self._fds[1], attempt, self._part.name)
+            if saved_by_others:
+                return False
+            return attempt not in [each.id for each in _complete(_parts.attempts(self._tag))]
+
+        return _remove_part(self._fds[2], self._part, self._rank, attempt, goes) is None or saved_by_others
 
     def commit(self, attempt: bytes) -> bool:
         """The daemon has written both, durably: now they are the part. Whether those of all ranks are there, and no
@@ -435,13 +449,17 @@ def _attempts_in(folder: int) -> list[str]:
 
 
 def _is_live(tag: int, attempt: str, but: str) -> bool:
-    """Whether any part of an attempt, but that in one folder, is being saved or removed. What cannot be seen may be."""
+    """Whether any part of an attempt, but that in one folder, is being saved or removed. What cannot be seen may be.
+    Not one with its manifest: whoever has its lock is done with saving it, or looks whether it goes."""
     for name in os.listdir(tag):
         if name == but or not _PART_FOLDER.fullmatch(name):
             continue
         fds: list[int] = []
         try:
             fds.append(os.open(name, _FOLDER, dir_fd=tag))
+            with contextlib.suppress(FileNotFoundError):
+                os.stat(f"manifest-{attempt}", dir_fd=fds[0], follow_symlinks=False)
+                continue
             fds.append(os.open(f"data-{attempt}-0", os.O_RDONLY | _FILE, dir_fd=fds[0]))
             if _lock(fds[1], fcntl.LOCK_SH) is _Lock.HELD:
                 return True
@@ -480,11 +498,12 @@ def _remove_part(
     attempt: str,
     goes: Callable[[Optional[str], Optional[int]], bool],
     only_if_dead: bool = False,
-) -> int:
-    """Removes an attempt's part of a rank, unless it is being saved; how many files went. `goes` decides by its job and
-    when it began (None: not known), while nobody can save or remove it. `only_if_dead`: not if, for want of locks,
-    nobody knows. The manifest goes first, durably, so that no half of it ever looks whole; the first data file last,
-    since it has the lock. Somebody else's files, and what has another header than its name, stay, with a warning."""
+) -> Optional[int]:
+    """Removes an attempt's part of a rank; how many files went. None: somebody else has its lock, who saves or removes
+    it, or looks. `goes` decides by its job and when it began (None: not known), while nobody can save or remove it.
+    `only_if_dead`: not if, for want of locks, nobody knows. The manifest goes first, durably, so that no half of it
+    ever looks whole; the first data file last, since it has the lock. Somebody else's files, and what has another
+    header than its name, stay, with a warning."""
     first_name = f"data-{attempt}-0"
     try:
         first = os.open(first_name, os.O_RDWR | _FILE, dir_fd=folder)
@@ -496,7 +515,7 @@ def _remove_part(
     try:
         lock = _lock(first, fcntl.LOCK_EX) if first >= 0 else _Lock.UNKNOWN
         if lock is _Lock.HELD or (first >= 0 and not _is_named(folder, first_name, first)):
-            return 0
+            return None
         if only_if_dead and first >= 0 and lock is _Lock.UNKNOWN:
             return 0
         if first >= 0 and not _is_own(folder, first_name):

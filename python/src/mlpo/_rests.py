@@ -83,7 +83,7 @@ def _remove_dead(
     def may_go(of: Optional[str], began: Optional[int]) -> bool:
         return (job is None or of in (None, job)) and (began is None or _is_old(began)) and goes()
 
-    return _remove_part(folder, tag / f"part-{rank}", rank, attempt, may_go, only_if_dead=True)
+    return _remove_part(folder, tag / f"part-{rank}", rank, attempt, may_go, only_if_dead=True) or 0
 
 
 def _tags(place: pathlib.Path) -> list[pathlib.Path]:
