@@ -9,16 +9,18 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 import struct
 import threading
 import uuid
 import warnings
+from types import SimpleNamespace
 from typing import Any, Callable, Iterator, Optional
 
 import mlpo
 import pytest
 import xxhash
-from mlpo import _own_files, _parts, _rests
+from mlpo import _own_files, _parts, _rests, _saving
 from mlpo._own_files import PartFiles, is_complete
 from mlpo.checkpoints import Checkpoint, CheckpointError, find
 from saved_files import loose_files
@@ -263,7 +265,7 @@ def test_what_a_killed_client_has_left_under_other_tags_goes(
     Save(tmp_path, theirs, 0, 3, tag="step-5", job="other").die_between_the_names()
     unnamed += tmp_path.glob("step-5/part-*/.*.new")
 
-    assert _rests.remove_uncommitted(str(tmp_path), JOB, lambda rank: rank % 2 == 0) == 2 + len(unnamed)
+    assert sum(_rests.remove_uncommitted(str(tmp_path), JOB, lambda rank: rank % 2 == 0)) == 2 + len(unnamed)
     assert attempts(tmp_path, "step-1") == {}
     assert not (tmp_path / "step-1").exists()
     assert not [*tmp_path.glob("step-2/part-0/*")]
@@ -272,7 +274,7 @@ def test_what_a_killed_client_has_left_under_other_tags_goes(
     assert (tmp_path / "step-4" / "part-0" / "notes").exists()
     assert attempts(tmp_path, "step-5") == {"part-0": [theirs.hex()]}
     assert not saving.commit()
-    assert _rests.remove_uncommitted(str(tmp_path)) == 1  # of any job
+    assert sum(_rests.remove_uncommitted(str(tmp_path))) == 1  # of any job
     assert not (tmp_path / "step-5").exists()
 
 
@@ -286,17 +288,84 @@ def test_what_cut_saves_have_left_goes_when_a_later_one_is_complete(tmp_path: pa
     first, second = (Save(tmp_path, live, rank, 2, tag="step-2") for rank in range(2))
     assert not first.commit()
     second.files._files[0].give(f"data-{live.hex()}-0")
-    assert _rests.remove_cut(str(tmp_path), JOB) == 0  # the newest there is
+    assert sum(_rests.remove_cut(str(tmp_path), JOB)) == 0  # the newest there is
     assert Save(tmp_path, new(), tag="step-3").commit()
     assert not Save(tmp_path, later, 0, 2, tag="step-4").commit()
 
-    assert _rests.remove_cut(str(tmp_path), JOB) == 4
+    assert sum(_rests.remove_cut(str(tmp_path), JOB)) == 4
     assert attempts(tmp_path, "step-1") == {"part-0": [theirs.hex()]}
     assert attempts(tmp_path, "step-2") == {"part-0": [live.hex()], "part-1": [live.hex()]}
     assert attempts(tmp_path, "step-4") == {"part-0": [later.hex()]}
     assert second.commit()
-    assert _rests.remove_cut(str(tmp_path)) == 0
+    assert sum(_rests.remove_cut(str(tmp_path))) == 0
     assert [each.tag for each in find(tmp_path) if each.complete] == ["step-2", "step-3"]
+
+
+def test_a_look_for_rests_opens_what_is_its_own_and_locks_nothing_that_is_a_part(
+    tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks look, each at all tags. Who finds a part locked takes it for one that is not durable yet."""
+    one, half = new(), new()
+    for rank in range(3):
+        Save(tmp_path, one, rank, 3).commit()
+        Save(tmp_path, half, rank, 3, tag="cut").die_between_the_names()
+    opened, locked = [], []
+    really_open, really_lock = os.open, _own_files._lock
+
+    def logged_open(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(os.fspath(path))
+        return really_open(path, *arguments, **options)
+
+    def logged_lock(fd: int, how: int) -> Any:
+        locked.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        return really_lock(fd, how)
+
+    monkeypatch.setattr(_own_files.os, "open", logged_open)
+    monkeypatch.setattr(_own_files, "_lock", logged_lock)
+    assert sum(_rests.remove_uncommitted(str(tmp_path), JOB, lambda rank: rank == 1)) > 0
+    assert [name for name in opened if name.startswith("part-")] == ["part-1", "part-1"]
+    assert [name for name in locked if name.startswith("data-")] == [f"data-{half.hex()}-0"]
+    assert attempts(tmp_path, "cut") == {"part-0": [half.hex()], "part-2": [half.hex()]}
+
+
+def test_a_tag_that_goes_meanwhile_is_passed_over(
+    tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tag in ("step-1", "step-2", "step-3"):
+        assert not Save(tmp_path, new(), 0, 2, tag=tag).commit()
+    assert Save(tmp_path, new(), tag="step-4").commit()
+    really = _parts.attempts
+
+    def removing(tag: pathlib.Path) -> list[_parts.Attempt]:
+        if tag.name == "step-2" and tag.exists():
+            shutil.rmtree(tag)
+        return really(tag)
+
+    monkeypatch.setattr(_parts, "attempts", removing)
+    assert sum(_rests.remove_cut(str(tmp_path), JOB)) == 4
+    assert [tag.name for tag in tmp_path.iterdir()] == ["step-4"]
+
+
+def test_a_save_looks_for_rests_for_some_seconds_and_the_next_one_goes_on(
+    tmp_path: pathlib.Path, new: New, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other ranks of a job wait for it."""
+    tags = [f"step-{step}" for step in range(5)]
+    for tag in tags:
+        Save(tmp_path, new(), tag=tag).die_between_the_names()
+    client = SimpleNamespace(job=JOB, rank=0, world_size=1, _tidying={})
+    monkeypatch.setattr(_saving, "_TIDY_S", 0.0)
+    for looks in range(1, 6):
+        _saving.remove_rests(client, str(tmp_path), of_all=True)  # type: ignore[arg-type]
+        assert sorted(tag.name for tag in tmp_path.iterdir()) == tags[looks:]
+    late = new()
+    Save(tmp_path, late, tag="late").die_between_the_names()
+    _saving.remove_rests(client, str(tmp_path), of_all=True)  # type: ignore[arg-type]
+    assert attempts(tmp_path, "late") == {"part-0": [late.hex()]}  # once in a run
+    monkeypatch.setattr(_saving, "_TIDY_S", 60.0)
+    client._tidying = {}
+    _saving.remove_rests(client, str(tmp_path))  # type: ignore[arg-type]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_without_locks_nobody_is_dead_for_sure(
@@ -309,7 +378,7 @@ def test_without_locks_nobody_is_dead_for_sure(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(_own_files.fcntl, "flock", none)
-    assert _rests.remove_uncommitted(str(tmp_path)) == 0
+    assert sum(_rests.remove_uncommitted(str(tmp_path))) == 0
     assert attempts(tmp_path) == {"part-0": [half.hex()]}
 
 

@@ -9,7 +9,7 @@ import json
 import warnings
 import weakref
 from types import TracebackType
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
 from ._blocking import interruptible, nanoseconds
 from ._errors import TimeoutError, check
@@ -81,7 +81,7 @@ class Client:
         self.job = ffi.string(info.job).decode()
         self.daemon_uid = int(info.daemon_uid)  #: whose daemon it is
         self._unfinished: set[Saved] = set()  # whose files have still to get their names
-        self._tidied: set[tuple[str, bool]] = set()  # directories of checkpoints: see _saving.remove_rests
+        self._tidying: dict[tuple[str, bool], Iterator[int]] = {}  # directories: see _saving.remove_rests
         self._last_save: Optional[tuple[str, Request[int], Request[bool]]] = None  # tag, snapshot and end
         _open_clients.add(self)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import pathlib
+import time
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Optional, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 BEGIN_TIMEOUT_S = 300.0
 _UNDO_S = 60.0  # how long giving something up may take
+_TIDY_S = 10.0  # how long a save looks for what others have left; one tag may take it past that
 _STILL_S = 300.0  # a save that comes no further for so long hangs
 
 
@@ -185,19 +188,24 @@ def settle_last(client: Client) -> None:
 
 
 def remove_rests(client: Client, directory: str, of_all: bool = False) -> None:
-    """What killed clients have left in a directory, with a client's first save there: of this rank, and of those that
+    """What killed clients have left in a directory, with a client's first saves there: of this rank, and of those that
     there are no more. `of_all`: of all ranks, and what cut saves of the job have left, too; before any rank begins.
-    What cannot be removed has a warning."""
+    What takes longer than some seconds, since others wait, goes on with the next save. What cannot be removed has a
+    warning."""
     place = os.path.abspath(directory)
-    if (place, of_all) in client._tidied:
-        return
-    client._tidied.add((place, of_all))
+    looking = client._tidying.get((place, of_all))
+    job, own, ranks = client.job, client.rank, client.world_size
+    if looking is None and of_all:
+        looking = itertools.chain(_rests.remove_uncommitted(place, job), _rests.remove_cut(place, job))
+    elif looking is None:
+        looking = _rests.remove_uncommitted(place, job, lambda rank: rank % ranks == own)
+    client._tidying[place, of_all] = iter(())  # for who saves meanwhile, and where it fails
+    until = time.monotonic() + _TIDY_S
     try:
-        if of_all:
-            _rests.remove_uncommitted(place, client.job)
-            _rests.remove_cut(place, client.job)
-        else:
-            _rests.remove_uncommitted(place, client.job, lambda rank: rank % client.world_size == client.rank)
+        for _ in looking:
+            if time.monotonic() >= until:
+                client._tidying[place, of_all] = looking
+                return
     except FileNotFoundError:
         pass  # somebody else removes there, or there is no such directory, which who saves is told
     except OSError as error:

@@ -743,7 +743,7 @@ def _carry_out(options: Any) -> None:
             print(f"{saved}  {state}  job {found.job}")
         return
     if options.command == "gc":
-        gone = _rests.remove_uncommitted(options.directory) + _rests.remove_cut(options.directory)
+        gone = sum(_rests.remove_uncommitted(options.directory)) + sum(_rests.remove_cut(options.directory))
         print(f"removed {gone} files")
         return
     file = options.file if options.command == "export" else options.files[0]

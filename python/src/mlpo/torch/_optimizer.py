@@ -427,7 +427,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
         With torch.distributed a collective: all ranks begin, or all raise. A checkpoint is complete, and only then ever
         loaded, when all ranks have their parts. Where result() raises on one rank (no room left on storage), those of
-        the others stay until the tag is saved again, or the first save of a later run finds a complete one that began
+        the others stay until the tag is saved again, or the first saves of a later run find a complete one that began
         after them, or ``mlpo-ctl checkpoint remove DIRECTORY TAG``; no load() takes them. It needs a block of memory.
         It has all that the client has registered; param_groups and schedulers are not in it: save them with the model's
         own state. Raises as Client.checkpoint() does.
