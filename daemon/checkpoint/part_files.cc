@@ -744,7 +744,7 @@ Result<bool> PartFiles::OthersHaveManifests() const {
     const Result<UniqueFd> part = OpenFolder(tag_.get(), PartFolderName(rank), shown);
     if (!part.ok()) return part.status().code() == -ENOENT ? Result<bool>(false) : Result<bool>(part.status());
     struct stat found = {};
-    if (::fstatat(part->get(), ManifestName(head.attempt).c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0) continue;
+    if (::fstatat(part.value().get(), ManifestName(head.attempt).c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0) continue;
     if (errno == ENOENT) return false;
     return Status::Errno(errno, "looking for " + shown + "/" + ManifestName(head.attempt));
   }
