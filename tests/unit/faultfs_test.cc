@@ -6,6 +6,7 @@
 #include <bitset>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -186,11 +187,25 @@ TEST_CASE("FaultFs.EndsWithRequestsThatHang") {
   CHECK((error == -ENOTCONN || error == -ECONNABORTED));
 }
 
+TEST_CASE("FaultFs.ARenameIsOneWithFlags") {
+  FaultFs fs;
+  if (Missing(fs)) return;
+  const DirectFile file(fs.point() + "/one");
+  fs.Rule("rename error " + std::to_string(EINVAL));
+  const std::string one = fs.point() + "/one", two = fs.point() + "/two";
+  CHECK(::renameat2(AT_FDCWD, one.c_str(), AT_FDCWD, two.c_str(), RENAME_NOREPLACE) != 0);
+  CHECK(errno == EINVAL);
+  CHECK(fs.Of("rename").acted == 1);
+  CHECK(::rename(one.c_str(), two.c_str()) == 0);
+  CHECK(fs.Of("rename").acted == 1);
+  CHECK(::access(two.c_str(), F_OK) == 0);
+}
+
 TEST_CASE("FaultFs.RefusesWhatIsNoRule") {
   FaultFs fs;
   if (Missing(fs)) return;
   for (const char* line :
-       {"read", "read nothing", "read error", "read error x", "read error 0", "rename error 5", "fsync short 5",
+       {"read", "read nothing", "read error", "read error x", "read error 0", "unlink error 5", "fsync short 5",
         "flush flip 1", "read delay 5 often=3", "read delay 5 after=", "clear all"}) {
     CAPTURE(line);
     CHECK_THROWS_AS(fs.Rule(line), std::runtime_error);
