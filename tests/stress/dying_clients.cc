@@ -98,8 +98,10 @@ void Expect(bool holds, const std::string& what) {
 }
 
 constexpr int kSkipped = 77;
-#ifdef __SANITIZE_ADDRESS__
+#if defined(__SANITIZE_ADDRESS__)
 constexpr int kBusEnd = 1;  // by its handler
+#elif defined(__SANITIZE_THREAD__)
+constexpr int kBusEnd = 66;
 #else
 constexpr int kBusEnd = 128 + SIGBUS;
 #endif
