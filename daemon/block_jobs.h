@@ -1,5 +1,8 @@
 // The scheduler's work as jobs of the worker pool: UPDATE, READ_STATE and WRITE_STATE on one block, pieces of FETCH and
-// FLUSH on one, copies and statistics of a GRAD.
+// FLUSH on one, copies and statistics of a GRAD, checksums of a block that is to be written.
+//
+// Work on what was read compares each piece with its checksums first, and leaves it alone if it is wrong; work that is
+// told to forms them anew behind each piece. A job that is made while block.wrong is there does those pieces only.
 //
 // A job copies what it needs when it is made; memory it points to (buffer, slot, staging area, the Op's segments) is
 // kept by the scheduler's rules until Finish. Made and finished by the data thread, run by workers.
@@ -7,6 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "daemon/adam/kernel.h"
 #include "daemon/adam/worker_pool.h"
@@ -21,13 +26,52 @@ class SchedulerJob : public Job {
   TraceRecord label;  // with `spans`: what they are of
 };
 
-// What the jobs on a subgroup's block have in common: the block in its buffer.
-class BlockJob : public SchedulerJob {
+// What the jobs on a block have in common: its pieces in its buffer, and their checksums.
+class CheckedJob : public SchedulerJob {
  public:
-  static constexpr uint64_t kPieceElements = 65536;
-
-  BlockJob(Block& block, std::byte* buffer);
+  // `check`, `form`: parts whose checksums are compared before, or formed behind, the work on each piece.
+  CheckedJob(Block& block, std::byte* buffer, uint8_t check, uint8_t form);
   void Finish(Scheduler& scheduler, int64_t now_ns) override;
+
+ protected:
+  // Whether the work on a piece is to be done: it is not done yet, and it is what was written.
+  bool Begin(uint32_t piece) { return IsToDo(piece) && IsRight(piece, check_); }
+  bool IsToDo(uint32_t piece) const { return only_.empty() || only_[piece] != 0; }
+  // Of those to compare, these arrays.
+  bool IsRight(uint32_t piece, uint8_t arrays);
+  // The work on it is done.
+  void End(uint32_t piece);
+  // By piece, what IsRight found; empty: all was right.
+  std::vector<uint8_t> TakeWrong();
+
+  Block& block_;  // for Finish; workers do not look at it
+  std::byte* const buffer_;
+  const BlockLayout layout_;
+
+ private:
+  uint64_t ChecksumOf(int array, uint32_t piece) const;
+
+  const uint8_t check_;  // arrays
+  const uint8_t form_;
+  PieceChecksums* const checksums_;  // by piece
+  const std::vector<uint8_t> only_;  // by piece: 0: done already; empty: none is
+  std::vector<uint8_t> wrong_;       // by piece: arrays; written by who has the piece
+};
+
+// Only the checksums, of a block that is to be written.
+class ChecksumJob : public CheckedJob {
+ public:
+  using CheckedJob::CheckedJob;
+  void RunPiece(uint32_t piece) override {
+    if (Begin(piece)) End(piece);
+  }
+  void Finish(Scheduler& scheduler, int64_t now_ns) override { scheduler.ChecksumsFormed(block_, now_ns, TakeWrong()); }
+};
+
+// What the jobs on a subgroup's block have in common: the block in its buffer.
+class BlockJob : public CheckedJob {
+ public:
+  BlockJob(Block& block, std::byte* buffer, uint8_t check, uint8_t form);
 
  protected:
   // Elements of the block that a piece has: [begin, end).
@@ -36,16 +80,13 @@ class BlockJob : public SchedulerJob {
   std::byte* GradientAt(uint64_t at) const { return gradient_ + at * ElementBytes(kept_as_); }
   // Zeroes what the buffer does not hold yet; the padding behind each part, too, with the last piece.
   void FillPiece(uint32_t piece);
+  void ZeroPadding();  // of the state; with the last piece
 
-  Block& block_;  // for Finish; workers do not look at it
   const uint8_t filled_;
   const uint64_t first_;  // element of the subgroup
   const uint64_t count_;
-  const uint64_t part_bytes_;
-  float* parts_[3];  // master, first and second moments
-  // Its gradient, where GRAD copies it.
-  std::byte* const gradient_;
-  const uint64_t gradient_bytes_;  // padded; 0: the gradient stays in the slot
+  float* parts_[3];            // master, first and second moments
+  std::byte* const gradient_;  // where GRAD copies it, if layout_ has it
   const mlpo_dtype kept_as_;
 };
 
@@ -87,24 +128,22 @@ class StateJob : public BlockJob {
   std::byte* const staging_;
 };
 
-class ObjectJob : public SchedulerJob {
+class ObjectJob : public CheckedJob {
  public:
-  static constexpr uint64_t kPieceBytes = 256 * 1024;
-
   ObjectJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging);
   void RunPiece(uint32_t piece) override;
-  void Finish(Scheduler& scheduler, int64_t now_ns) override;
 
  private:
-  Block& block_;  // for Finish; workers do not look at it
   const bool writes_;
   const bool empty_;      // the buffer holds nothing of the block yet
   const uint64_t bytes_;  // of the block, padded
   const uint64_t begin_;  // what is copied: bytes of the block
   const uint64_t end_;
-  std::byte* const buffer_;
   std::byte* const staged_;  // of byte begin_
 };
+
+// What an operation does to a block in its buffer. `staging`: the session's; GRAD and UPDATE need none.
+std::unique_ptr<SchedulerJob> MakeBlockJob(const Op& op, Block& block, std::byte* buffer, std::byte* staging);
 
 class StatsJob : public SchedulerJob {
  public:

@@ -8,70 +8,31 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/asio/post.hpp>
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <mutex>
-#include <random>
 #include <system_error>
 
 #include "daemon/adam/kernel.h"
 #include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 #include "daemon/base/thread.h"
-#include "daemon/config/load.h"
-#include "daemon/control/status_json.h"
-#include "daemon/doctor/gather.h"
-#include "daemon/doctor/judge.h"
 #include "daemon/scheduler/path_model.h"
-#include "proto/abi.h"
-#include "proto/counters.h"
 
 namespace mlpo {
 namespace {
 
 constexpr int kFastStopSeconds = 10;
+constexpr auto kSavesPatience = std::chrono::seconds(3);  // less than that
 // What the service manager is told that a step of start or stop takes at most, and how fast a pool comes and goes.
 constexpr int64_t kStepSeconds = 60;
 constexpr uint64_t kPoolBytesPerS = 256u << 20;
 constexpr uint64_t kFirstPiecesBytes = uint64_t{8} << 30;  // on as many nodes: READY comes after these
 constexpr int64_t kBeatNs = 10 * kNsPerS;
-constexpr auto kCountersPeriod = std::chrono::milliseconds(500);
 constexpr uint32_t kPieceDepth = 64;
-constexpr double kSecondsPerDay = 86400;
-constexpr double kStateBytesPerParameter = 12;
-constexpr auto kRecordsPeriod = std::chrono::seconds(60);
-constexpr SessionId kBenchStorage = kStoreBit;       // no job's objects have this number
-constexpr uint64_t kBenchBytes = uint64_t{1} << 30;  // of a path's file, and in flight
-constexpr char kNobodyAsks[] = "who asked for it has gone";
-constexpr double kSharedDevice = 0.9;  // together, paths on devices of their own reach more of what each did alone
 
 int64_t StepSeconds(uint64_t pool_bytes) { return kStepSeconds + static_cast<int64_t>(pool_bytes / kPoolBytesPerS); }
-
-// Declared speeds go over measured ones.
-PathParameters ParametersOf(const PathConfig& config, const PathRecord& record) {
-  PathParameters path;
-  if (const auto& measured = record.calibration) {
-    path.read_bytes_per_s = measured->read_bytes_per_s;
-    path.write_bytes_per_s = measured->write_bytes_per_s;
-    path.duplex = measured->duplex;
-    path.duplex_known = true;
-    path.read_depth_bytes = measured->read_depth_bytes;
-    path.write_depth_bytes = measured->write_depth_bytes;
-    path.origin = SpeedOrigin::kCalibrated;
-  }
-  if (config.read_limit > 0) path.read_bytes_per_s = config.read_limit;
-  if (config.write_limit > 0) path.write_bytes_per_s = config.write_limit;
-  if (config.duplex > 0) {
-    path.duplex = config.duplex;
-    path.duplex_known = true;
-  }
-  if (config.read_limit > 0 || config.write_limit > 0) path.origin = SpeedOrigin::kDeclared;
-  path.capacity_bytes = config.capacity_bytes;
-  path.weight = config.weight;
-  path.write_budget_bytes_per_s = static_cast<double>(config.write_budget_bytes) / kSecondsPerDay;
-  return path;
-}
 
 TurnRules TurnOf(const PathConfig& config) {
   return {config.turn_blocks, config.turn_direction == "one", config.exclusive};
@@ -86,25 +47,6 @@ Order OrderOf(const std::string& name) {
 }
 
 }  // namespace
-
-double ParametersPerS(const std::vector<PathConfig>& paths) {
-  double bytes_per_s = 0;
-  for (const PathConfig& path : paths) {
-    const double worth = PathWorth(ParametersOf(path, PathRecord()));
-    if (worth <= 0) return 0;
-    bytes_per_s += worth;
-  }
-  return bytes_per_s / kStateBytesPerParameter;
-}
-
-template <class F>
-void Daemon::PostMain(F&& f) {
-  boost::asio::post(io_, std::forward<F>(f));
-}
-template <class F>
-void Daemon::PostHousekeeping(F&& f) {
-  boost::asio::post(housekeeping_, std::forward<F>(f));
-}
 
 // ---- Start ----
 
@@ -132,12 +74,18 @@ Status Daemon::OpenPaths() {
     Doing("opening path " + config.name);
     Result<std::unique_ptr<Path>> path = Path::Open(config, config.name, config_.daemon.node);
     if (!path.ok()) return path.status();
-    records_.push_back((*path)->record());
-    written_before_.push_back(records_.back().written_bytes);
-    parameters_.push_back(ParametersOf(config, records_.back()));
     paths_.push_back(std::move(*path));
+    Result<std::unique_ptr<PathKeeper>> keeper = PathKeeper::Start(config.name);
+    if (!keeper.ok()) return keeper.status();
+    keepers_.push_back(std::move(*keeper));
   }
-  shares_ = PathShares(parameters_, PolicyOf(config_.scheduler.policy));
+  PathRecords::Parts parts;
+  parts.config = &config_;
+  parts.threads = &threads_;
+  parts.paths = Paths();
+  parts.keepers = Keepers();
+  parts.take_snapshot = [this](std::function<void(Snapshot)> answer) { reports_->TakeSnapshot(std::move(answer)); };
+  records_ = std::make_unique<PathRecords>(std::move(parts));
   return Status();
 }
 
@@ -183,12 +131,7 @@ void Daemon::GrowPool() {
     for (const auto& queue : queues_) queue->PieceReady(piece);
     loop_->Post([this, piece] { loop_->AddPiece(piece); });
   };
-  pool_->Grow(ready, [this](Status status) { PostMain([this, status] { PoolGrown(status); }); });
-}
-
-void Daemon::PoolGrown(const Status& status) {
-  if (!status.ok()) spdlog::warn("event=pool_smaller bytes={} reason=\"{}\"", PoolBytes(), status.message());
-  live_.Update([this](Snapshot* snapshot) { FillPool(&snapshot->pool); });
+  pool_->Grow(ready, [this](Status status) { threads_.PostMain([this, status] { reports_->PoolGrown(status); }); });
 }
 
 Status Daemon::StartQueues() {
@@ -228,11 +171,20 @@ Status Daemon::StartLoop() {
   options.extents_offset_bytes = Path::kFileHeaderBytes;
   options.queue_blocks = config_.scheduler.queue_blocks;
   options.no_path_timeout_ns = config_.scheduler.no_path_timeout_s * kNsPerS;
+  options.hang_timeout_ns = config_.scheduler.hang_timeout_s * kNsPerS;
+  const auto buffers = [this](uint64_t bytes) {
+    return bytes == 0 ? 0 : std::max<uint64_t>(1, bytes / pool_->buffer_bytes());
+  };
+  options.user_buffers = buffers(config_.quota.user_pool_bytes);
+  options.job_buffers = buffers(config_.quota.job_pool_bytes);
   options.policy = PolicyOf(config_.scheduler.policy);
   options.order = OrderOf(config_.scheduler.order);
   options.learn = config_.scheduler.learn;
+  options.integrity = config_.scheduler.integrity;
+  options.copy_buffers = config_.checkpoint.buffers;
+  options.restore_buffers = 2 * config_.checkpoint.readers;  // one that is filled and one that waits, of each
   options.seed = std::hash<std::string>()(config_.daemon.node);
-  options.paths = parameters_;
+  options.paths = records_->parameters();
   for (const auto& path : paths_) {
     options.path_names.push_back(path->name());
     options.path_nodes.push_back(path->numa_node());
@@ -247,18 +199,49 @@ Status Daemon::StartLoop() {
   parts.live = &live_;
   DataLoop::Events events;
   events.broken = [this](SessionId session, std::string reason) {
-    PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
+    threads_.PostMain([this, session, reason = std::move(reason)] { sessions_->Break(session, reason); });
   };
-  events.gone = [this](SessionId session) { PostMain([this, session] { OnGone(session); }); };
+  events.gone = [this](SessionId session) { threads_.PostMain([this, session] { storages_->OnGone(session); }); };
+  events.hangs = [this](SessionId session) {
+    threads_.PostMain([this, session] { sessions_->SessionHangs(session); });
+  };
+  events.evacuated = [this](PathIndex path) { threads_.PostMain([this, path] { path_commands_->Evacuated(path); }); };
+  events.probe = [this](PathIndex path, uint64_t end) { path_commands_->Probe(path, end); };
+  events.file_unused = [this](SessionId session, PathIndex path, FileId file) {
+    threads_.PostMain([this, session, path, file] { storages_->RemoveLeft(session, path, file); });
+  };
   events.make_room = [this](const ObjectStore& store, uint64_t bytes, uint64_t ticket) {
     const FileOwner owner{store.uid, store.job_name, kObjectsRank, store.id & ~kStoreBit};
-    PostMain([this, id = store.id, owner, bytes, ticket] { MakeRoom(id, owner, bytes, ticket); });
+    threads_.PostMain([this, id = store.id, owner, bytes, ticket] { storages_->MakeRoom(id, owner, bytes, ticket); });
   };
   loop_ = std::make_unique<DataLoop>(std::move(options), std::move(parts), std::move(events));
   for (uint32_t piece = 1; piece < pool_->piece_count(); ++piece) {
     if (pool_->IsReady(piece)) loop_->Post([this, piece] { loop_->AddPiece(piece); });
   }
+  StartCheckpoints();
   return Status();
+}
+
+void Daemon::StartCheckpoints() {
+  CheckpointRuns::Options options;
+  options.main = &threads_.main;
+  options.loop = loop_.get();
+  for (size_t i = 0; i < paths_.size(); ++i)
+    options.paths.push_back({paths_[i].get(), keepers_[i].get(), paths_[i]->directory(), config_.paths[i].persistent,
+                             records_->parameters()[i].write_bytes_per_s});
+  options.node = config_.daemon.node;
+  const CheckpointConfig& config = config_.checkpoint;
+  if (config.copy_share > 0) options.copy_share = config.copy_share;  // 0: the default
+  options.writers = config.writers;
+  options.readers = config.readers;
+  options.buffer_bytes = pool_->buffer_bytes();
+  options.make_room = [this](const SessionIdentity& identity, std::vector<bool> next,
+                             CheckpointRuns::Options::RoomMade done) {
+    storages_->MakeRoomForCopy(identity, std::move(next), std::move(done));
+  };
+  options.next_files_used = [this](SessionId session, bool used) { storages_->UseNextFiles(session, used); };
+  options.hold_files = [this](SessionId session, bool needed) { storages_->HoldFiles(session, needed); };
+  checkpoints_ = std::make_shared<CheckpointRuns>(std::move(options));
 }
 
 Status Daemon::OpenSockets(const std::string& socket) {
@@ -281,67 +264,150 @@ Status Daemon::OpenSockets(const std::string& socket) {
   options.block_elements = config_.memory.block_elements;
   options.arenas_limit_bytes = arenas_limit_bytes_;
   options.max_sessions = config_.daemon.max_sessions;
+  const QuotaConfig& quota = config_.quota;
+  options.user_limits = {quota.user_sessions, quota.user_requests, quota.user_arenas_bytes, quota.user_capacity_bytes};
+  options.job_limits = {quota.job_sessions, quota.job_requests, quota.job_arenas_bytes, quota.job_capacity_bytes};
   options.flush_gradients = config_.scheduler.gradients == "flushed";
   options.group = config_.daemon.group;
   UniqueFd listener(::fcntl(socket_.fd(), F_DUPFD_CLOEXEC, 0));
   if (!listener) return Status::Errno(errno, "duplicating the session socket");
-  sessions_ = std::make_unique<SessionServer>(io_, std::move(listener), options, this);
+  sessions_ = std::make_unique<SessionServer>(threads_.main, std::move(listener), options, &hosting_);
+  Connect();
   ControlOptions control;
   control.path = socket + ".ctl";
   control.admin_group = admin;  // who may see and command what is decided by credentials, not by the socket's mode
   ControlHandlers handlers;
-  handlers.snapshot = [this](std::function<void(Snapshot)> answer) { TakeSnapshot(std::move(answer)); };
+  handlers.snapshot = [this](std::function<void(Snapshot)> answer) { reports_->TakeSnapshot(std::move(answer)); };
   handlers.drain = [this] { BeginDrain("asked by mlpo-ctl"); };
   handlers.bench = [this](const BenchRequest& request, std::function<void(Result<std::string>)> answer) {
-    Bench(request, std::move(answer));
+    if (const Status ready = Ready(); !ready.ok()) return answer(ready);
+    calibrations_->Bench(request, std::move(answer));
   };
-  handlers.stop_bench = [this] { StopBench(); };
-  handlers.doctor = [this](std::function<void(std::string)> answer) { Examine(std::move(answer)); };
-  handlers.trace = [this](double seconds, std::function<void(Trace)> answer) { RecordTrace(seconds, answer); };
-  handlers.trace_stop = [this] { trace_end_.cancel(); };
-  Result<std::unique_ptr<ControlServer>> server = ControlServer::Open(io_, control, std::move(handlers));
+  handlers.stop_bench = [this] { calibrations_->StopBench(); };
+  handlers.path = [this](const PathCommand& command, std::function<void(Result<std::string>)> answer) {
+    if (const Status ready = Ready(); !ready.ok()) return answer(ready);
+    path_commands_->CommandPath(command, std::move(answer));
+  };
+  handlers.gc = [this](const GcRequest& request, std::function<void(Result<std::string>)> answer) {
+    if (const Status ready = Ready(); !ready.ok()) return answer(ready);
+    garbage_->CollectGarbage(request, std::move(answer));
+  };
+  handlers.doctor = [this](std::function<void(std::string)> answer) { reports_->Examine(std::move(answer)); };
+  handlers.trace = [this](double seconds, std::function<void(Trace)> answer) {
+    reports_->RecordTrace(seconds, answer);
+  };
+  handlers.trace_stop = [this] { reports_->StopTrace(); };
+  handlers.request_checkpoint = [this](std::optional<uint32_t> uid, std::optional<std::string> job,
+                                       std::function<void(uint64_t)> answer) {
+    loop_->Post([this, uid, job = std::move(job), answer = std::move(answer)] {
+      threads_.PostMain([answer, asked = loop_->AskForCheckpoint(uid, job)] { answer(asked); });
+    });
+  };
+  Result<std::unique_ptr<ControlServer>> server = ControlServer::Open(threads_.main, control, std::move(handlers));
   if (!server.ok()) return server.status();
   control_ = std::move(*server);
-  return ShowOutside(socket);
+  return reports_->ShowOutside(socket);
 }
 
-// What is told without the control socket: the counters file, and metrics over HTTP.
-Status Daemon::ShowOutside(const std::string& socket) {
-  Snapshot fixed;
-  FillFixed(&fixed);
-  fixed.state = StateName(fixed);
-  live_.Prepare(std::move(fixed), started_ns_);
-  Result<std::unique_ptr<CountersFile>> counters = CountersFile::Open(socket + MLPO_COUNTERS_SUFFIX, &live_);
-  if (!counters.ok()) return counters.status();
-  counters_ = std::move(*counters);
-  if (config_.daemon.metrics_listen.empty()) return Status();
-  MetricsHttp::Ask ask = [this](std::function<void(Snapshot)> answer) {
-    PostMain([this, answer = std::move(answer)] { TakeSnapshot(answer); });
-  };
-  Result<std::unique_ptr<MetricsHttp>> http = MetricsHttp::Open(config_.daemon.metrics_listen, std::move(ask), &live_);
-  if (!http.ok()) return http.status();
-  metrics_http_ = std::move(*http);
-  return Status();
+// The parts between sessions, data loop and paths. None of these has begun: nothing is asked of a part that is not
+// there.
+void Daemon::Connect() {
+  Storages::Parts storages;
+  storages.config = &config_;
+  storages.threads = &threads_;
+  storages.loop = loop_.get();
+  storages.sessions = sessions_.get();
+  storages.paths = Paths();
+  storages.keepers = Keepers();
+  storages.policy = PolicyOf(config_.scheduler.policy);
+  storages.used_paths = [this] { return path_commands_->UsedPaths(); };
+  storages.gone = [this] { MaybeFinish(); };
+  storages_ = std::make_unique<Storages>(std::move(storages), records_->parameters());
+  PathCommands::Parts commands;
+  commands.threads = &threads_;
+  commands.loop = loop_.get();
+  commands.storages = storages_.get();
+  commands.records = records_.get();
+  commands.paths = Paths();
+  commands.keepers = Keepers();
+  commands.buffer_bytes = pool_->buffer_bytes();
+  path_commands_ = std::make_unique<PathCommands>(std::move(commands));
+  CalibrationRuns::Parts calibrations;
+  calibrations.threads = &threads_;
+  calibrations.loop = loop_.get();
+  calibrations.sessions = sessions_.get();
+  calibrations.storages = storages_.get();
+  calibrations.records = records_.get();
+  calibrations.commands = path_commands_.get();
+  calibrations.pool = pool_.get();
+  calibrations.paths = Paths();
+  calibrations.ended = [this] { MaybeFinish(); };
+  calibrations_ = std::make_unique<CalibrationRuns>(std::move(calibrations));
+  Garbage::Parts garbage;
+  garbage.config = &config_;
+  garbage.threads = &threads_;
+  garbage.paths = Paths();
+  garbage.keepers = Keepers();
+  garbage.checkpoints = checkpoints_;
+  garbage_ = std::make_unique<Garbage>(std::move(garbage));
+  SessionHosting::Parts hosting;
+  hosting.config = &config_;
+  hosting.threads = &threads_;
+  hosting.loop = loop_.get();
+  hosting.checkpoints = checkpoints_.get();
+  hosting.sessions = sessions_.get();
+  hosting.storages = storages_.get();
+  hosting.calibrations = calibrations_.get();
+  hosting.pool = pool_.get();
+  hosting_.Connect(std::move(hosting));
+  StatusReports::Parts reports;
+  reports.config = &config_;
+  reports.threads = &threads_;
+  reports.loop = loop_.get();
+  reports.sessions = sessions_.get();
+  reports.pool = pool_.get();
+  reports.workers = workers_.get();
+  reports.paths = Paths();
+  for (const auto& queue : queues_) reports.queues.push_back(queue.get());
+  reports.records = records_.get();
+  reports.commands = path_commands_.get();
+  reports.live = &live_;
+  reports.socket = socket_.path();
+  reports.arenas_limit_bytes = arenas_limit_bytes_;
+  reports.started_ns = started_ns_;
+  reports.state_name = [this](const Snapshot& snapshot) { return StateName(snapshot); };
+  reports_ = std::make_unique<StatusReports>(std::move(reports));
+}
+
+std::vector<Path*> Daemon::Paths() const {
+  std::vector<Path*> paths;
+  for (const auto& path : paths_) paths.push_back(path.get());
+  return paths;
+}
+
+std::vector<PathKeeper*> Daemon::Keepers() const {
+  std::vector<PathKeeper*> keepers;
+  for (const auto& keeper : keepers_) keepers.push_back(keeper.get());
+  return keepers;
+}
+
+// For commands that need all parts.
+Status Daemon::Ready() const {
+  return state_ == State::kReady ? Status() : Status(-ESHUTDOWN, "the daemon is not ready");
 }
 
 Daemon::~Daemon() {
   control_.reset();
-  metrics_http_.reset();
-  counters_.reset();
-  housekeeping_.join();
-  lookout_.join();
-  // A collector would go on showing what was.
-  const std::string& metrics = config_.daemon.metrics_file;
-  if (metrics_written_ && ::unlink(metrics.c_str()) != 0 && errno != ENOENT)
-    spdlog::warn("event=remove_failed file={} errno={}", metrics, errno);
+  if (reports_) reports_->StopShowing();
+  if (checkpoints_) checkpoints_->Stop();  // what it has posted to the loop and to main is not carried out any more
+  threads_.housekeeping.join();
+  threads_.lookout.join();
+  if (reports_) reports_->RemoveMetricsFile();
   if (pool_) pool_->StopGrowing();
   queues_.clear();  // wait for what is in flight
   workers_.reset();
-  for (auto& [id, storage] : storages_) {
-    if (!storage->store) continue;
-    Status removed = storage->store->Remove();
-    if (!removed.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", removed.message());
-  }
+  if (storages_) storages_->Remove();
+  keepers_.clear();  // and wait for what they have begun
 }
 
 // ---- Run ----
@@ -357,24 +423,30 @@ int Daemon::Run() {
     return EX_OSERR;
   }
   WaitForSignal();
+  checkpoints_->CleanUp();
   sessions_->Start();
   state_ = State::kReady;
-  StoreCounters();
-  StoreRecords();
-  if (!config_.daemon.metrics_file.empty()) WriteMetrics();
+  reports_->StoreCounters();
+  records_->StoreRecords();
+  if (!config_.daemon.metrics_file.empty()) reports_->WriteMetrics();
   spdlog::info("event=ready socket={} node={} paths={} pool_bytes={} buffers={} workers={} adam={}", socket_.path(),
                config_.daemon.node, paths_.size(), pool_->pool_bytes(), pool_->count(), workers_->workers(),
                ActiveTarget());
   service_->Ready();
   if (service_->listens()) Beat();
   GrowPool();
-  io_.run();
+  threads_.main.run();
   Doing("ending", pool_->ready_bytes());
   EndInTime();
   pool_->StopGrowing();
   loop_->Stop();
-  PostHousekeeping([this] { SaveRecords(); });  // behind what it may still save
-  housekeeping_.join();
+  threads_.PostHousekeeping([this] {  // behind what it may still save
+    Snapshot snapshot;
+    snapshot.paths.resize(paths_.size());
+    loop_->Fill(&snapshot);
+    records_->SaveRecords(snapshot);
+  });
+  threads_.housekeeping.join();
   spdlog::info("event=stopped exit_code={}", exit_code_);
   return exit_code_;
 }
@@ -392,83 +464,12 @@ void Daemon::EndInTime() {
       never.wait_for(lock, ended, std::chrono::seconds(seconds), [] { return false; });
       if (ended.stop_requested()) return;
       spdlog::critical("event=stop_hangs seconds={}", seconds);
+      FinishLogging();
       ::_exit(EX_TEMPFAIL);  // scratch files stay for the next start to remove
     });
   } catch (const std::system_error& error) {
     spdlog::warn("event=end_without_deadline errno={}", error.code().value());
   }
-}
-
-// Leaves for the counters file that this thread goes round its loop, and what only it knows.
-void Daemon::StoreCounters() {
-  live_.BeatMain(NowNs());
-  live_.Update([this](Snapshot* snapshot) {
-    snapshot->state = StateName(*snapshot);
-    snapshot->protocol_errors = sessions_->protocol_errors();
-    snapshot->arenas_bytes = sessions_->arenas_bytes();
-  });
-  counters_due_.expires_after(kCountersPeriod);
-  counters_due_.async_wait([this](boost::system::error_code error) {
-    if (!error) StoreCounters();
-  });
-}
-
-// How much has been written to each path, for the next daemon. Now and then, and after the data thread's end.
-void Daemon::StoreRecords() {
-  records_due_.expires_after(kRecordsPeriod);
-  records_due_.async_wait([this](boost::system::error_code error) {
-    if (error) return;
-    TakeSnapshot([this](const Snapshot& snapshot) {
-      PostHousekeeping([this, changed = TakeLifetimes(snapshot)] {
-        for (const auto& [path, record] : changed) (void)SaveRecord(path, record);
-        PostMain([this] { StoreRecords(); });
-      });
-    });
-  });
-}
-
-// The records of paths that have been written to since.
-std::vector<std::pair<size_t, PathRecord>> Daemon::TakeLifetimes(const Snapshot& snapshot) {
-  std::vector<std::pair<size_t, PathRecord>> changed;
-  for (size_t i = 0; i < records_.size(); ++i) {
-    const uint64_t written = written_before_[i] + snapshot.paths[i].written_bytes;
-    if (std::exchange(records_[i].written_bytes, written) != written) changed.emplace_back(i, records_[i]);
-  }
-  return changed;
-}
-
-void Daemon::SaveRecords() {
-  Snapshot snapshot;
-  snapshot.paths.resize(paths_.size());
-  loop_->Fill(&snapshot);
-  for (const auto& [path, record] : TakeLifetimes(snapshot)) (void)SaveRecord(path, record);
-}
-
-// "" or why it was not.
-std::string Daemon::SaveRecord(size_t path, const PathRecord& record) {
-  Status saved = paths_[path]->SaveRecord(record);
-  if (saved.ok()) return "";
-  spdlog::warn("event=record_not_saved path={} reason=\"{}\"", paths_[path]->name(), saved.message());
-  return saved.message();
-}
-
-// Now, and again an interval after it is done; the file system may be slow.
-void Daemon::WriteMetrics() {
-  TakeSnapshot([this](Snapshot snapshot) {
-    boost::asio::post(lookout_, [this, snapshot = std::move(snapshot)] {
-      Status status = WriteMetricsFile(config_.daemon.metrics_file, MetricsText(snapshot, kNobody));
-      if (status.ok()) metrics_written_.store(true, std::memory_order_relaxed);
-      uint64_t suppressed = 0;
-      if (!status.ok() && metrics_failures_.Allow(NowNs(), &suppressed))
-        spdlog::warn("event=metrics_not_written suppressed={} reason=\"{}\"", suppressed, status.message());
-      PostMain([this] {
-        metrics_due_.expires_after(std::chrono::seconds(config_.daemon.metrics_interval_s));
-        metrics_due_.async_wait([this](boost::system::error_code error) {
-          if (!error) WriteMetrics();
-        });
-      });
-    });
-  });
 }
 
 void Daemon::WaitForSignal() {
@@ -490,7 +491,7 @@ void Daemon::Beat() {
   snapshot->paths.resize(paths_.size());
   loop_->Post([this, snapshot] {
     loop_->Fill(snapshot.get());
-    PostMain([this, snapshot] { TellProgress(*snapshot); });
+    threads_.PostMain([this, snapshot] { TellProgress(*snapshot); });
   });
 }
 
@@ -512,7 +513,7 @@ void Daemon::TellProgress(const Snapshot& snapshot) {
 void Daemon::BeginDrain(const char* why) {
   if (state_ != State::kReady) return;
   state_ = State::kDraining;
-  BenchUnwanted(DataLoop::kStopping);
+  calibrations_->BenchUnwanted(DataLoop::kStopping);
   service_->Stopping();
   service_->Extend(kStepSeconds);
   spdlog::info("event=drain why=\"{}\" sessions={}", why, sessions_->session_count());
@@ -524,17 +525,19 @@ void Daemon::BeginDrain(const char* why) {
     exit_code_ = EX_TEMPFAIL;
     StopFast();
   });
-  loop_->Post([this] { loop_->Drain([this] { PostMain([this] { EndSessions(); }); }); });
+  loop_->Post([this] { loop_->Drain([this] { threads_.PostMain([this] { EndSessions(); }); }); });
 }
 
 // Drops what has not begun. What the kernel holds is still waited for, but not for ever.
 void Daemon::StopFast() {
   spdlog::warn("event=fast_stop sessions={}", sessions_->session_count());
   EndSessions();
+  loop_->Post([this] { loop_->FailSaves(Status(-ESHUTDOWN, "the daemon is stopping fast")); });
   drain_deadline_.expires_after(std::chrono::seconds(kFastStopSeconds));
   drain_deadline_.async_wait([](boost::system::error_code error) {
     if (error) return;
     spdlog::critical("event=stop_hangs seconds={}", kFastStopSeconds);
+    FinishLogging();
     ::_exit(EX_TEMPFAIL);  // scratch files stay for the next start to remove
   });
 }
@@ -544,123 +547,30 @@ void Daemon::EndSessions() {
   state_ = State::kEnding;
   loop_->Post([this] { loop_->AnnounceEnd(); });
   sessions_->EndAll(Status(-ESHUTDOWN, "the daemon is stopping"));
-  PostMain([this] { MaybeFinish(); });  // behind the ends of those that had no session yet
+  threads_.PostMain([this] { MaybeFinish(); });  // behind the ends of those that had no session yet
 }
 
 void Daemon::MaybeFinish() {
-  if (state_ != State::kEnding || sessions_->session_count() > 0 || !storages_.empty()) return;
-  drain_deadline_.cancel();
-  signals_.cancel();
-  io_.stop();
-}
-
-// ---- Sessions ----
-
-void Daemon::SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
-  BenchUnwanted(DataLoop::kSessionComesFirst);
-  loop_->Post([this, identity, areas = std::move(areas)] { loop_->AddSession(identity, areas); });
-}
-
-Status Daemon::MakeFiles(Storage& storage, const FileOwner& owner) {
-  std::vector<Path*> paths;
-  for (const auto& path : paths_) paths.push_back(path.get());
-  Result<std::unique_ptr<ExtentStore>> store = ExtentStore::Create(std::move(paths), owner);
-  if (!store.ok()) return store.status();
-  storage.store = std::move(*store);
-  return Status();
-}
-
-Status Daemon::Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks) {
-  if (!storage.store) {
-    Status made = MakeFiles(storage, {identity.uid, identity.job, identity.rank, identity.generation});
-    if (!made.ok()) return made;
-    loop_->Post([this, id = identity.id, files = storage.store->files()] { loop_->SetFiles(id, files); });
-  }
-  Status status = storage.store->Reserve(shares_, storage.extents + blocks,
-                                         Scheduler::BufferBytes(config_.memory.block_elements), "the session's state");
-  if (status.ok()) storage.extents += blocks;
-  return status;
-}
-
-void Daemon::MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket) {
-  std::shared_ptr<Storage>& storage = storages_[store];
-  if (!storage) storage = std::make_shared<Storage>();
-  PostHousekeeping([this, storage, store, owner, bytes, ticket] {
-    Status status;
-    if (!storage->store) status = MakeFiles(*storage, owner);
-    if (status.ok()) {
-      status = storage->store->Reserve(shares_, bytes / MLPO_ALIGN, MLPO_ALIGN, "what job '" + owner.job + "' keeps");
-    }
-    std::vector<FileId> files;
-    if (status.ok()) files = storage->store->files();
-    loop_->Post([this, store, bytes, ticket, files, status] { loop_->RoomMade(store, bytes, ticket, files, status); });
-  });
-}
-
-uint32_t Daemon::BlockCount(const SubgroupSpec& spec) const {
-  return Scheduler::BlockCount(spec, config_.memory.block_elements);
-}
-
-void Daemon::PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
-                            std::function<void(Status)> done) {
-  std::shared_ptr<Storage>& storage = storages_[identity.id];
-  if (!storage) storage = std::make_shared<Storage>();
-  const uint64_t blocks = BlockCount(spec);
-  PostHousekeeping([this, storage, identity, blocks, done = std::move(done)] {
-    Status status = Reserve(*storage, identity, blocks);
-    PostMain([done, status] { done(status); });
-  });
-}
-
-void Daemon::AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
-                           std::function<void(Result<std::shared_ptr<Memfd>>)> done) {
-  const int node = config_.memory.numa == "off" ? -1 : numa_node;
-  PostHousekeeping([this, bytes, node, cancelled = std::move(cancelled), done = std::move(done)] {
-    Result<std::shared_ptr<Memfd>> memfd = Memfd::Create(bytes, node, *cancelled);
-    PostMain([done, memfd] { done(memfd); });
-  });
-}
-
-void Daemon::AddSubgroup(SessionId session, SubgroupSpec spec, std::function<void()> done) {
-  loop_->Post([this, session, spec = std::move(spec), done = std::move(done)] {
-    loop_->AddSubgroup(session, spec);
-    PostMain(done);
-  });
-}
-
-void Daemon::SetStaging(SessionId session, std::byte* data, uint64_t bytes, std::function<void()> done) {
-  loop_->Post([this, session, data, bytes, done = std::move(done)] {
-    loop_->SetStaging(session, data, bytes);
-    PostMain(done);
-  });
-}
-
-void Daemon::SessionEnded(const SessionIdentity& identity) {
-  loop_->Post([this, id = identity.id] { loop_->EndSession(id); });
-}
-
-void Daemon::OnGone(SessionId session) {
-  auto it = storages_.find(session);
-  std::shared_ptr<Storage> storage = it == storages_.end() ? nullptr : it->second;
-  // Behind anything that housekeeping still does for this session.
-  PostHousekeeping([this, session, storage] {
-    if (storage && storage->store) {
-      Status removed = storage->store->Remove();
-      if (!removed.ok()) spdlog::warn("event=remove_failed session={} reason=\"{}\"", session, removed.message());
-    }
-    PostMain([this, session] {
-      storages_.erase(session);
-      if (!IsStore(session)) sessions_->SessionGone(session);
+  if (state_ != State::kEnding || sessions_->session_count() > 0) return;
+  const auto is_used = [](const auto& entry) { return !entry.second->gone; };
+  const Storages::Map& storages = storages_->all();
+  if (std::any_of(storages.begin(), storages.end(), is_used)) return;
+  // What is left are files of saves whose sessions have ended. The drain has waited for those that move.
+  if (!storages.empty() && !saves_waited_for_) {
+    saves_deadline_.expires_after(kSavesPatience);
+    saves_deadline_.async_wait([this](boost::system::error_code error) {
+      if (error) return;
+      saves_waited_for_ = true;
+      spdlog::warn("event=checkpoints_left sessions={}", storages_->all().size());
       MaybeFinish();
     });
-  });
+    return;
+  }
+  saves_deadline_.cancel();
+  drain_deadline_.cancel();
+  signals_.cancel();
+  threads_.main.stop();
 }
-
-void Daemon::Dispose(std::shared_ptr<void> memory) {
-  PostHousekeeping([memory = std::move(memory)]() mutable { memory.reset(); });
-}
-
-// ---- Status ----
 
 const char* Daemon::StateName(const Snapshot& snapshot) const {
   if (state_ == State::kStarting) return "starting";
@@ -669,267 +579,6 @@ const char* Daemon::StateName(const Snapshot& snapshot) const {
     if (path.state != "healthy") return "degraded";
   }
   return "ready";
-}
-
-// What it is to be, or what it has become.
-uint64_t Daemon::PoolBytes() const { return pool_->growing() ? pool_->pool_bytes() : pool_->ready_bytes(); }
-
-void Daemon::FillPool(PoolSnapshot* pool) const {
-  pool->bytes = PoolBytes();
-  pool->buffer_bytes = pool_->buffer_bytes();
-  pool->locked = pool_->locked();
-  pool->huge_pages = pool_->huge_pages();
-  pool->huge_bytes = pool_->huge_bytes();
-  pool->growing = pool_->growing();
-  std::map<int, uint64_t> on;
-  for (uint32_t piece = 0; piece < pool_->piece_count(); ++piece) {
-    if (pool_->IsReady(piece) && pool_->piece(piece).node >= 0)
-      on[pool_->piece(piece).node] += pool_->piece(piece).count;
-  }
-  pool->nodes.clear();
-  for (const auto& [node, buffers] : on) pool->nodes.push_back({node, buffers});
-}
-
-void Daemon::FillFixed(Snapshot* snapshot) const {
-  snapshot->version = DaemonVersion();
-  snapshot->node = config_.daemon.node;
-  snapshot->socket = socket_.path();
-  snapshot->pid = ::getpid();
-  snapshot->uptime_s = static_cast<double>(NowNs() - started_ns_) / kNsPerS;
-  snapshot->adam_target = ActiveTarget();
-  snapshot->adam_workers = workers_->workers();
-  snapshot->protocol_errors = sessions_->protocol_errors();
-  snapshot->arenas_bytes = sessions_->arenas_bytes();
-  snapshot->arenas_limit_bytes = arenas_limit_bytes_;
-  FillPool(&snapshot->pool);
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    PathSnapshot path;
-    path.name = paths_[i]->name();
-    path.directory = paths_[i]->directory();
-    path.direct_io = paths_[i]->direct_io();
-    path.engine = queues_[i]->engine();
-    path.registered_buffers = queues_[i]->registered_buffers();
-    snapshot->paths.push_back(std::move(path));
-  }
-}
-
-// What the machine is like for this daemon. Probes may take seconds.
-void Daemon::Examine(std::function<void(std::string)> answer) {
-  RunningFacts running;
-  running.socket = socket_.path();
-  running.pool = PoolBytes();
-  running.pool_locked = pool_->locked();
-  running.pool_huge = pool_->huge_pages();
-  running.workers = workers_->workers();
-  for (size_t i = 0; i < paths_.size(); ++i)
-    running.paths.push_back({queues_[i]->engine(), paths_[i]->ReservedBytes()});
-  boost::asio::post(lookout_, [this, running = std::move(running), answer = std::move(answer)] {
-    std::string report =
-        ReportJson(Judge(GatherFacts(config_, {}, &running, ParametersPerS(config_.paths))), /*running=*/true);
-    PostMain([answer, report = std::move(report)] { answer(report); });
-  });
-}
-
-// ---- Calibration ----
-
-// One calibration, on its way through the threads: files (housekeeping), buffers (data), their content (housekeeping),
-// measuring (data), saving (housekeeping), answer (main).
-struct Daemon::BenchRun {
-  Calibration::Options options;
-  std::shared_ptr<Storage> storage = std::make_shared<Storage>();
-  uint32_t buffers = 0;
-  FileOwner owner;
-  // Why it is not to go on; kept by main. Relaxed: looked at between steps until it measures; then the loop ends it.
-  std::atomic<const char*> unwanted{nullptr};
-  std::vector<PathMeasurement> results;
-  std::string error;
-  std::vector<BenchSnapshot> shown;
-  std::function<void(Result<std::string>)> answer;
-};
-
-void Daemon::Bench(const BenchRequest& request, std::function<void(Result<std::string>)> answer) {
-  if (state_ != State::kReady) return answer(Status(-ESHUTDOWN, "the daemon is not ready"));
-  if (sessions_->session_count() > 0 || !storages_.empty()) {
-    return answer(Status(-EBUSY, "sessions are connected (" + std::to_string(sessions_->session_count()) +
-                                     "): measuring needs the paths for itself; ask when no trainer runs"));
-  }
-  auto run = std::make_shared<BenchRun>();
-  run->answer = std::move(answer);
-  for (size_t i = 0; i < paths_.size(); ++i) {
-    const auto named = [&](const std::string& text) {
-      return text == paths_[i]->name() || text == paths_[i]->directory();
-    };
-    if (request.paths.empty() || std::any_of(request.paths.begin(), request.paths.end(), named))
-      run->options.paths.push_back(static_cast<PathIndex>(i));
-  }
-  for (const std::string& text : request.paths) {
-    std::string known;
-    bool found = false;
-    for (const auto& path : paths_) {
-      found |= text == path->name() || text == path->directory();
-      known += (known.empty() ? "" : ", ") + path->name();
-    }
-    if (!found) return run->answer(Status::Invalid("no path '" + text + "'; there are: " + known));
-  }
-  Calibration::Options& options = run->options;
-  options.block_bytes = pool_->buffer_bytes();
-  options.offset_bytes = Path::kFileHeaderBytes;
-  options.file_blocks = std::max<uint64_t>(4, kBenchBytes / options.block_bytes);
-  options.measure_ns = static_cast<int64_t>(request.seconds * kNsPerS);
-  options.warm_up_ns = options.measure_ns * 2 / 5;
-  options.deadline_ns = options.warm_up_ns + options.measure_ns + 20 * kNsPerS;
-  options.max_depth_bytes = kBenchBytes;
-  // Not the whole pool, which may have stayed smaller than planned: a session that connects while a path hangs can
-  // work.
-  const uint64_t ready = pool_->ready_bytes() / pool_->buffer_bytes();
-  run->buffers = static_cast<uint32_t>(std::min<uint64_t>(2 * options.paths.size() * options.file_blocks,
-                                                          std::max<uint64_t>(2 * options.paths.size(), ready / 2)));
-  run->owner = {::geteuid(), "calibration", 0, static_cast<uint64_t>(NowNs())};
-  bench_ = run;
-  storages_[kBenchStorage] = run->storage;
-  PostHousekeeping([this, run] {
-    std::vector<double> shares(paths_.size());
-    for (const PathIndex path : run->options.paths) shares[path] = 1.0 / static_cast<double>(run->options.paths.size());
-    Status status = MakeFiles(*run->storage, run->owner);
-    if (status.ok()) {
-      status = run->storage->store->Reserve(shares, run->options.file_blocks * run->options.paths.size(),
-                                            run->options.block_bytes, "the calibration");
-      run->options.files = run->storage->store->files();
-    }
-    if (!status.ok()) run->error = status.message();
-    loop_->Post([this, run] { LendToBench(run); });
-  });
-}
-
-void Daemon::StopBench() {
-  BenchUnwanted(kNobodyAsks);
-  loop_->Post([this] { loop_->CancelCalibration(kNobodyAsks); });
-}
-
-// The first reason is told.
-void Daemon::BenchUnwanted(const char* why) {
-  const auto run = bench_.lock();
-  if (run && run->unwanted.load(std::memory_order_relaxed) == nullptr)
-    run->unwanted.store(why, std::memory_order_relaxed);
-}
-
-void Daemon::LendToBench(const std::shared_ptr<BenchRun>& run) {
-  if (const char* why = run->unwanted.load(std::memory_order_relaxed)) run->error = why;
-  if (run->error.empty()) {
-    run->options.buffers = loop_->LendBuffers(run->buffers);
-    if (run->options.buffers.size() < 2 * run->options.paths.size()) {
-      run->error = "the pool has " + std::to_string(run->options.buffers.size()) + " free buffers, and " +
-                   std::to_string(run->options.paths.size()) + " paths need two each: name fewer paths, or enlarge it";
-      loop_->GiveBack(run->options.buffers);
-    }
-  }
-  if (!run->error.empty()) return PostMain([this, run] { EndBench(run); });
-  PostHousekeeping([this, run] {
-    // What cannot be compressed, nor found twice. Gigabytes: whoever has come meanwhile does not wait for the rest.
-    std::mt19937_64 random(static_cast<uint64_t>(NowNs()));
-    for (const BufferIndex buffer : run->options.buffers) {
-      if (run->unwanted.load(std::memory_order_relaxed) != nullptr) break;
-      auto* words = reinterpret_cast<uint64_t*>(pool_->data(buffer));
-      for (uint64_t i = 0; i < pool_->buffer_bytes() / sizeof(uint64_t); ++i) words[i] = random();
-    }
-    loop_->Post([this, run] {
-      if (const char* why = run->unwanted.load(std::memory_order_relaxed)) {
-        loop_->GiveBack(run->options.buffers);
-        run->error = why;
-        return PostMain([this, run] { EndBench(run); });
-      }
-      loop_->Calibrate(run->options, [this, run](const Calibration& ended) {
-        run->results = ended.results();
-        run->error = ended.error();
-        if (ended.failed_path() != kNone)
-          run->error = "path " + paths_[ended.failed_path()]->name() + ": " + run->error;
-        PostMain([this, run] { EndBench(run); });
-      });
-    });
-  });
-}
-
-// Takes over what was measured, then saves it.
-void Daemon::EndBench(const std::shared_ptr<BenchRun>& run) {
-  for (const PathMeasurement& result : run->results) written_before_[result.path] += result.written_bytes;
-  if (!run->error.empty()) run->results.clear();
-  for (const PathMeasurement& result : run->results) {
-    // Where paths share a bottleneck, each is worth what it has of it when all are busy.
-    const double together = result.together_bytes_per_s / result.mixed_bytes_per_s;
-    const double scale = together < kSharedDevice ? together : 1;
-    PathRecord::Calibration measured;
-    measured.read_bytes_per_s = result.read_bytes_per_s * scale;
-    measured.write_bytes_per_s = result.write_bytes_per_s * scale;
-    measured.duplex = result.duplex;
-    measured.read_depth_bytes = result.read_depth_bytes;
-    measured.write_depth_bytes = result.write_depth_bytes;
-    measured.unix_s =
-        std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-    records_[result.path].calibration = measured;
-    parameters_[result.path] = ParametersOf(config_.paths[result.path], records_[result.path]);
-    BenchSnapshot shown;
-    shown.name = paths_[result.path]->name();
-    shown.read_bytes_per_s = result.read_bytes_per_s;
-    shown.write_bytes_per_s = result.write_bytes_per_s;
-    shown.duplex = result.duplex;
-    shown.mixed_bytes_per_s = result.mixed_bytes_per_s;
-    shown.together_bytes_per_s = result.together_bytes_per_s;
-    shown.read_depth_bytes = result.read_depth_bytes;
-    shown.write_depth_bytes = result.write_depth_bytes;
-    shown.speeds_from = Name(parameters_[result.path].origin);
-    run->shown.push_back(std::move(shown));
-    loop_->Post(
-        [this, path = result.path, parameters = parameters_[result.path]] { loop_->SetPath(path, parameters); });
-    spdlog::info("event=calibrated path={} read_bytes_per_s={:.0f} write_bytes_per_s={:.0f} duplex={:.2f} from={}",
-                 run->shown.back().name, measured.read_bytes_per_s, measured.write_bytes_per_s, measured.duplex,
-                 run->shown.back().speeds_from);
-  }
-  PostHousekeeping([this, run, records = records_, parameters = parameters_] {
-    shares_ = PathShares(parameters, PolicyOf(config_.scheduler.policy));
-    if (run->storage->store) {
-      Status removed = run->storage->store->Remove();
-      if (!removed.ok()) spdlog::warn("event=remove_failed reason=\"{}\"", removed.message());
-    }
-    for (size_t i = 0; i < run->results.size(); ++i) {
-      run->shown[i].not_saved = SaveRecord(run->results[i].path, records[run->results[i].path]);
-    }
-    PostMain([this, run] {
-      storages_.erase(kBenchStorage);
-      run->answer(run->error.empty() ? Result<std::string>(BenchJson(run->shown)) : Status(-ECANCELED, run->error));
-      MaybeFinish();
-    });
-  });
-}
-
-// Until the time has come or trace_end_ is cancelled. Takes the place of one that goes on, which is not answered.
-void Daemon::RecordTrace(double seconds, std::function<void(Trace)> answer) {
-  loop_->Post([this] { loop_->StartTrace(); });
-  trace_end_.expires_after(std::chrono::nanoseconds(static_cast<int64_t>(seconds * kNsPerS)));
-  trace_end_.async_wait([this, number = ++traces_, answer = std::move(answer)](boost::system::error_code) {
-    if (number != traces_) return;
-    loop_->Post([this, answer] {
-      PostMain([answer, trace = std::make_shared<Trace>(loop_->StopTrace())] { answer(std::move(*trace)); });
-    });
-  });
-}
-
-void Daemon::TakeSnapshot(std::function<void(Snapshot)> answer) {
-  auto snapshot = std::make_shared<Snapshot>();
-  FillFixed(snapshot.get());
-  loop_->Post([this, snapshot, answer = std::move(answer)] {
-    loop_->Fill(snapshot.get());
-    PostMain([this, snapshot, answer] {
-      for (SessionSnapshot& session : snapshot->sessions) {
-        const ClientConnection* connection = sessions_->Find(session.id);
-        if (connection != nullptr) session.arena_bytes = connection->arena_bytes();
-      }
-      for (size_t i = 0; i < paths_.size(); ++i) {
-        snapshot->paths[i].lifetime_written_bytes = written_before_[i] + snapshot->paths[i].written_bytes;
-      }
-      snapshot->state = StateName(*snapshot);
-      answer(std::move(*snapshot));
-    });
-  });
 }
 
 }  // namespace mlpo

@@ -1,21 +1,19 @@
-// Daemon: wires the parts and lives in the main thread.
+// Daemon: starts the parts, connects them and stops them; what each does is in its own file.
 //
-// Order of making: paths, pool, path queues, workers, data loop, sockets. Order of ending: sockets stop accepting; the
-// data loop finishes what was accepted; sessions end and their files go; sockets, data loop, queues, workers, pool,
-// paths.
+// Order of making: paths, pool, path queues, workers, data loop, checkpoints, session socket, the parts between these
+// (Connect), control socket. Order of ending: sockets stop accepting; the data loop finishes what was accepted;
+// sessions end and their files go; sockets, data loop, queues, workers, pool, paths.
+//
+// Owns all parts, and their state as a whole (starting, ready, draining, ending). All of it is the main thread's.
 //
 // Threads: main (this; Asio), data (data_loop.h), one a path queue, the workers, one for housekeeping (whatever may
 // block on a file system or on memory), one for what nobody waits for (the doctor, the metrics file), one that writes
-// the counters file, one that ends an end that hangs. Main and these talk by posted functions.
+// the counters file, one that ends an end that hangs, some for each checkpoint. Main and these talk by posted
+// functions.
 #pragma once
 
-#include <atomic>
-#include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
 #include <boost/asio/steady_timer.hpp>
-#include <boost/asio/thread_pool.hpp>
-#include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -23,65 +21,58 @@
 
 #include "daemon/adam/cores.h"
 #include "daemon/adam/worker_pool.h"
-#include "daemon/base/clock.h"
-#include "daemon/base/log.h"
 #include "daemon/base/service_manager.h"
 #include "daemon/base/unix_socket.h"
+#include "daemon/calibration_runs.h"
+#include "daemon/checkpoint_runs.h"
 #include "daemon/config/config.h"
 #include "daemon/control/control_server.h"
-#include "daemon/control/counters_file.h"
 #include "daemon/control/live_counters.h"
-#include "daemon/control/metrics.h"
 #include "daemon/data_loop.h"
+#include "daemon/garbage.h"
 #include "daemon/io/buffer_pool.h"
-#include "daemon/io/extent_store.h"
 #include "daemon/io/path.h"
+#include "daemon/io/path_keeper.h"
 #include "daemon/io/path_queue.h"
 #include "daemon/io/uring_pool.h"
-#include "daemon/session/session_host.h"
+#include "daemon/path_commands.h"
+#include "daemon/path_records.h"
 #include "daemon/session/session_server.h"
+#include "daemon/session_hosting.h"
+#include "daemon/status_reports.h"
+#include "daemon/storages.h"
+#include "daemon/threads.h"
 
 namespace mlpo {
 
-// What the paths can have updated by their declared limits, in parameters a second; 0: not all have declared theirs.
-double ParametersPerS(const std::vector<PathConfig>& paths);
-
-class Daemon : public SessionHost {
+class Daemon {
  public:
   // `socket`: resolved. `service`: borrowed for the daemon's life. Errors say what could not be had and what to do;
   // nothing is left behind.
   static Result<std::unique_ptr<Daemon>> Create(Config config, const std::string& socket, ServiceManager* service);
-  ~Daemon() override;
+  ~Daemon();
 
   // Serves until a signal or a drain request has been carried out. Returns the exit code.
   int Run();
 
  private:
   enum class State { kStarting, kReady, kDraining, kEnding };
-  // A session's storage, made by its first registration; or that of a job's objects, made by the first large one.
-  struct Storage {
-    std::unique_ptr<ExtentStore> store;  // housekeeping thread
-    uint64_t extents = 0;                // housekeeping thread: registered blocks
-  };
 
   Daemon(Config config, ServiceManager* service) : config_(std::move(config)), service_(service) {}
   void Doing(const std::string& what, uint64_t pool_bytes = 0);
   Status OpenPaths();
   Status OpenPool();
   void GrowPool();
-  void PoolGrown(const Status& status);
-  uint64_t PoolBytes() const;
   Status StartQueues();
   Status StartLoop();
   Status OpenSockets(const std::string& socket);
-  Status MakeFiles(Storage& storage, const FileOwner& owner);
-  Status Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks);
-  void MakeRoom(SessionId store, const FileOwner& owner, uint64_t bytes, uint64_t ticket);
+  void StartCheckpoints();
+  void Connect();
+  std::vector<Path*> Paths() const;
+  std::vector<PathKeeper*> Keepers() const;
+  Status Ready() const;
 
   void EndInTime();
-  void StoreCounters();
-  void WriteMetrics();
-  Status ShowOutside(const std::string& socket);
   void WaitForSignal();
   void Beat();
   void TellProgress(const Snapshot& snapshot);
@@ -89,40 +80,7 @@ class Daemon : public SessionHost {
   void StopFast();
   void EndSessions();
   void MaybeFinish();
-  void Bench(const BenchRequest& request, std::function<void(Result<std::string>)> answer);
-  struct BenchRun;
-  void StopBench();
-  void BenchUnwanted(const char* why);                     // a constant
-  void LendToBench(const std::shared_ptr<BenchRun>& run);  // data thread
-  void EndBench(const std::shared_ptr<BenchRun>& run);
-  void StoreRecords();
-  void SaveRecords();
-  std::string SaveRecord(size_t path, const PathRecord& record);
-  std::vector<std::pair<size_t, PathRecord>> TakeLifetimes(const Snapshot& snapshot);
-  void RecordTrace(double seconds, std::function<void(Trace)> answer);
-  void Examine(std::function<void(std::string report)> answer);
-  void TakeSnapshot(std::function<void(Snapshot)> answer);
-  void FillPool(PoolSnapshot* pool) const;
-  void FillFixed(Snapshot* snapshot) const;
   const char* StateName(const Snapshot& snapshot) const;
-
-  // SessionHost
-  void SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas> areas) override;
-  uint32_t BlockCount(const SubgroupSpec& spec) const override;
-  void PrepareStorage(const SessionIdentity& identity, const SubgroupSpec& spec,
-                      std::function<void(Status)> done) override;
-  void AllocateArena(uint64_t bytes, int numa_node, std::shared_ptr<std::atomic<bool>> cancelled,
-                     std::function<void(Result<std::shared_ptr<Memfd>>)> done) override;
-  void AddSubgroup(SessionId session, SubgroupSpec spec, std::function<void()> done) override;
-  void SetStaging(SessionId session, std::byte* data, uint64_t bytes, std::function<void()> done) override;
-  void SessionEnded(const SessionIdentity& identity) override;
-  void Dispose(std::shared_ptr<void> memory) override;
-  void OnGone(SessionId session);
-
-  template <class F>
-  void PostMain(F&& f);
-  template <class F>
-  void PostHousekeeping(F&& f);
 
   std::jthread end_deadline_;  // goes last: all below it ends by it
   const Config config_;
@@ -131,27 +89,15 @@ class Daemon : public SessionHost {
   int64_t started_ns_ = 0;
   int exit_code_ = 0;
 
-  boost::asio::io_context io_;
-  boost::asio::thread_pool housekeeping_{1};
-  boost::asio::thread_pool lookout_{1};  // the doctor and the metrics file: housekeeping may hang, and they too
-  boost::asio::signal_set signals_{io_};
-  boost::asio::steady_timer drain_deadline_{io_};
-  boost::asio::steady_timer next_beat_{io_};
-  boost::asio::steady_timer trace_end_{io_};
-  uint64_t traces_ = 0;  // asked for
-  boost::asio::steady_timer counters_due_{io_};
-  boost::asio::steady_timer metrics_due_{io_};
-  std::atomic<bool> metrics_written_{false};  // relaxed: set by lookout_, read after its end
-  RateLimit metrics_failures_{60 * kNsPerS};
+  Threads threads_;
+  boost::asio::signal_set signals_{threads_.main};
+  boost::asio::steady_timer drain_deadline_{threads_.main};
+  boost::asio::steady_timer saves_deadline_{threads_.main};  // for saves whose sessions have ended, at the end
+  bool saves_waited_for_ = false;
+  boost::asio::steady_timer next_beat_{threads_.main};
   LiveCounters live_;
 
   std::vector<std::unique_ptr<Path>> paths_;
-  std::vector<PathParameters> parameters_;  // per path, as known at the start
-  std::vector<double> shares_;              // what new sessions reserve; housekeeping thread
-  std::vector<PathRecord> records_;         // per path, as last saved
-  std::vector<uint64_t> written_before_;    // per path, by earlier daemons
-  boost::asio::steady_timer records_due_{io_};
-  std::weak_ptr<BenchRun> bench_;  // the one under way
   uint64_t arenas_limit_bytes_ = 0;
   std::unique_ptr<Cores> cores_;  // until the workers run
   std::unique_ptr<BufferPool> pool_;
@@ -161,12 +107,18 @@ class Daemon : public SessionHost {
   std::unique_ptr<WorkerPool> workers_;
   std::vector<std::unique_ptr<PathQueue>> queues_;
   std::unique_ptr<DataLoop> loop_;
+  std::vector<std::unique_ptr<PathKeeper>> keepers_;  // per path; they end before what they post to
+  std::unique_ptr<PathRecords> records_;
+  std::shared_ptr<CheckpointRuns> checkpoints_;  // its threads may outlive the daemon
   BoundSocket socket_;
+  SessionHosting hosting_;
   std::unique_ptr<SessionServer> sessions_;
-  std::unique_ptr<CountersFile> counters_;
-  std::unique_ptr<MetricsHttp> metrics_http_;
   std::unique_ptr<ControlServer> control_;
-  std::map<SessionId, std::shared_ptr<Storage>> storages_;
+  std::unique_ptr<Storages> storages_;
+  std::unique_ptr<PathCommands> path_commands_;
+  std::unique_ptr<CalibrationRuns> calibrations_;
+  std::unique_ptr<Garbage> garbage_;
+  std::unique_ptr<StatusReports> reports_;
 };
 
 }  // namespace mlpo

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <tuple>
 
 #include "daemon/base/check.h"
 #include "daemon/base/client_memory.h"
@@ -43,15 +44,33 @@ DataLoop::LoopSession::LoopSession(const SessionIdentity& i, std::shared_ptr<Are
 DataLoop::DataLoop(Scheduler::Options options, Parts parts, Events events)
     : parts_(std::move(parts)),
       events_(std::move(events)),
+      hang_timeout_ns_(options.hang_timeout_ns),
       scheduler_(std::move(options), this),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   MLPO_CHECK(epoll_);
+  gate_->loop = this;
   Watch(messages_.event_fd(), EPOLLIN);
   Watch(parts_.transfers->event_fd(), EPOLLIN);
   Watch(parts_.done_jobs->event_fd(), EPOLLIN);
 }
 
-DataLoop::~DataLoop() { MLPO_CHECK(!thread_.joinable()); }
+// What hangs in the files of a checkpoint stays there by itself, and has nothing of ours.
+DataLoop::~DataLoop() {
+  MLPO_CHECK(!thread_.joinable());
+  {
+    const std::lock_guard lock(gate_->mutex);
+    gate_->loop = nullptr;
+  }
+  for (auto& [block, restoring] : restoring_) {
+    while (!restoring.job->Abandon() && !restoring.job->done()) std::this_thread::yield();  // it copies a block
+  }
+  for (auto& [key, restore] : restores_) {
+    restore.threads->Post([readers = std::move(restore.readers)]() mutable { readers.clear(); });
+  }
+  for (auto& [number, save] : saves_) {
+    if (save.writer) save.writer->Leave();
+  }
+}
 
 void DataLoop::Watch(int fd, uint32_t events) {
   epoll_event event = {};
@@ -104,8 +123,9 @@ bool DataLoop::Turn(int64_t now_ns) {
   const bool ticks = wakes || now_ns >= next_tick_ns_;
   if (ticks) {
     next_tick_ns_ = now_ns + kTickNs;
-    if (wakes || !scheduler_.idle()) scheduler_.Tick(now_ns);
+    if (wakes || !scheduler_.idle() || scheduler_.ailing()) scheduler_.Tick(now_ns);
     if (calibration_) calibration_->Tick(now_ns);
+    GiveUpHanging(now_ns);
   }
   MaybeEndCalibration();
   if (worked && scheduler_.tracing() && now_ns >= next_trace_ns_) {
@@ -289,9 +309,101 @@ void DataLoop::RoomMade(SessionId store, uint64_t bytes, uint64_t ticket, std::v
   scheduler_.RoomMade(store, bytes, ticket, std::move(files), std::move(failure), NowNs());
 }
 
+void DataLoop::ProbeDone(PathIndex path, int error) { scheduler_.ProbeDone(path, error, NowNs()); }
+
+uint64_t DataLoop::EvacuatePath(PathIndex path) {
+  scheduler_.EvacuatePath(path, NowNs());
+  if (draining_) scheduler_.EndEvacuations();  // it was asked for just before
+  PathSnapshot snapshot;
+  scheduler_.Fill(path, &snapshot, NowNs());
+  return snapshot.evacuation_bytes;
+}
+
+// ---- Checkpoints ----
+
+uint64_t DataLoop::BeginSave(SessionId session, uint32_t handle, const CopyPace::Options& pace,
+                             std::vector<FileId> next_files, SaveEvents events) {
+  const uint64_t save = scheduler_.BeginSave(session, handle, pace, std::move(next_files), NowNs());
+  if (save != 0) saves_[save].events = std::move(events);
+  return save;
+}
+
+void DataLoop::CopyState(uint64_t save, const std::shared_ptr<TakenState>& state, std::shared_ptr<PartWriter> writer) {
+  const auto found = saves_.find(save);
+  if (found == saves_.end()) return;
+  found->second.manifest = std::move(state->manifest);
+  found->second.writer = std::move(writer);
+  scheduler_.CopyState(save, state->places, NowNs());
+}
+
+void DataLoop::PartWritten(const PartWriter::Written& written) {
+  const auto found = part_writes_.find(written.id);
+  MLPO_CHECK(found != part_writes_.end());
+  const PartWrite write = found->second;
+  part_writes_.erase(found);
+  Manifest& manifest = saves_.at(write.save).manifest;
+  Failure failure;
+  if (written.error != 0) {
+    const Pin& pin = *write.pin;
+    const Status status =
+        Status::Errno(written.error, "writing block " + std::to_string(pin.index) + " of subgroup " +
+                                         std::to_string(pin.subgroup) + " to " + saves_.at(write.save).writer->shown());
+    failure = Fail(status.code(), status.message());
+    failure.os_errno = written.error;
+  } else {
+    BlockOf(manifest, *write.pin).hash = written.hash;
+  }
+  scheduler_.PartWritten(write.save, *write.pin, write.buffer, written.hash, std::move(failure),
+                         written.finished_ns - written.started_ns, NowNs());
+}
+
+std::shared_ptr<PartWriter> DataLoop::ReleaseWriter(uint64_t save) {
+  const auto found = saves_.find(save);
+  return found == saves_.end() ? nullptr : std::exchange(found->second.writer, nullptr);
+}
+
+void DataLoop::FailSave(uint64_t save, const Status& status) {
+  scheduler_.FailSave(save, Fail(status.code(), status.message()), NowNs());
+}
+
+void DataLoop::FailSaves(const Status& status) {
+  std::vector<uint64_t> saves;
+  for (const auto& [save, known] : saves_) saves.push_back(save);
+  for (const uint64_t save : saves) FailSave(save, status);
+}
+
+void DataLoop::SaveEnded(uint64_t save, const Status& status, bool complete) {
+  saves_.erase(save);
+  scheduler_.SaveEnded(save, status.ok() ? Failure() : Fail(status.code(), status.message()), complete, NowNs());
+}
+
+bool DataLoop::BeginRestore(SessionId session, uint32_t handle,
+                            std::map<SubgroupId, std::shared_ptr<PartReader>> readers,
+                            std::shared_ptr<LooseThreads> threads) {
+  if (!scheduler_.BeginRestore(session, handle)) {
+    threads->Post([readers = std::move(readers)]() mutable { readers.clear(); });
+    return false;
+  }
+  restores_[{session, handle}] = {std::move(readers), std::move(threads)};
+  return true;
+}
+
+uint64_t DataLoop::AskForCheckpoint(std::optional<uint32_t> uid, const std::optional<std::string>& job) {
+  uint64_t asked = 0;
+  for (auto& [id, session] : sessions_) {
+    const SessionIdentity& identity = session->identity;
+    const bool meant = (!uid || identity.uid == *uid) && (!job || identity.job == *job);
+    if (!meant || !(identity.features & MLPO_FEATURE_SNAPSHOT)) continue;
+    session->writer.AskForCheckpoint();
+    ++asked;
+  }
+  return asked;
+}
+
 void DataLoop::Drain(std::function<void()> drained) {
   draining_ = true;
   CancelCalibration(kStopping);
+  scheduler_.EndEvacuations();
   drain_patience_ns_ = NowNs() + kDrainPatienceNs;
   drained_ = std::move(drained);
   for (auto& [id, session] : sessions_) session->writer.SetState(MLPO_SESSION_DRAINING);
@@ -312,12 +424,14 @@ void DataLoop::FillTotals(Snapshot* snapshot, int64_t now_ns) const {
   }
   scheduler_.Fill(&snapshot->pool);
   scheduler_.Fill(&snapshot->steps, &snapshot->workers_busy_ns, now_ns);
+  snapshot->checkpoint_totals = scheduler_.checkpoint_totals();
 }
 
 void DataLoop::Fill(Snapshot* snapshot) const {
   const int64_t now_ns = NowNs();
   FillTotals(snapshot, now_ns);
   snapshot->taken_ns = now_ns;
+  scheduler_.Fill(&snapshot->pool_use);
   for (const auto& [id, session] : sessions_) {
     SessionSnapshot entry;
     entry.id = id;
@@ -331,8 +445,16 @@ void DataLoop::Fill(Snapshot* snapshot) const {
     scheduler_.Fill(id, &entry, now_ns);
     snapshot->sessions.push_back(std::move(entry));
   }
+  for (const auto& [save, known] : saves_) {
+    snapshot->checkpoints.push_back(known.events.shown);
+    scheduler_.Fill(save, &snapshot->checkpoints.back(), now_ns);
+  }
   std::sort(snapshot->sessions.begin(), snapshot->sessions.end(),
             [](const SessionSnapshot& a, const SessionSnapshot& b) { return a.id < b.id; });
+  std::sort(snapshot->checkpoints.begin(), snapshot->checkpoints.end(),
+            [](const CheckpointSnapshot& a, const CheckpointSnapshot& b) {
+              return std::tie(a.job, a.uid, a.rank) < std::tie(b.job, b.uid, b.rank);
+            });
 }
 
 // ---- Calibration ----
@@ -378,19 +500,33 @@ void DataLoop::SetPath(PathIndex path, const PathParameters& parameters) { sched
 void DataLoop::StartTransfer(const Transfer& transfer) { parts_.queues[transfer.path]->Submit(transfer); }
 
 void DataLoop::StartBlockWork(const Op& op, Block& block) {
-  std::byte* buffer = parts_.pool->data(block.buffer);
-  std::unique_ptr<SchedulerJob> job;
-  if (op.kind() == MLPO_OP_UPDATE) {
-    job = std::make_unique<UpdateJob>(op, block, buffer);
-  } else if (op.kind() == MLPO_OP_GRAD) {
-    job = std::make_unique<GradientJob>(op, block, buffer);
-  } else if (op.object() != nullptr) {
-    job = std::make_unique<ObjectJob>(op, block, buffer, staging_.at(op.request.session));
-  } else {
-    job = std::make_unique<StateJob>(op, block, buffer, staging_.at(op.request.session));
-  }
+  if (op.kind() == MLPO_OP_RESTORE) return StartRestore(op, block);
+  const auto staging = staging_.find(op.request.session);
+  std::unique_ptr<SchedulerJob> job =
+      MakeBlockJob(op, block, parts_.pool->data(block.buffer), staging == staging_.end() ? nullptr : staging->second);
   job->node = parts_.pool->piece(parts_.pool->piece_of(block.buffer)).node;
   Start(std::move(job), op, block.index);
+}
+
+void DataLoop::StartChecksums(Block& block, uint8_t check, uint8_t form) {
+  auto job = std::make_unique<ChecksumJob>(block, parts_.pool->data(block.buffer), check, form);
+  job->node = parts_.pool->piece(parts_.pool->piece_of(block.buffer)).node;
+  if (scheduler_.tracing()) {
+    job->spans.resize(job->pieces);
+    job->label = scheduler_.TraceLabel(block);
+  }
+  Submit(std::move(job));
+}
+
+void DataLoop::ChecksumsWrong(const Block& block, PathIndex path, uint64_t pieces, bool again) {
+  uint64_t suppressed = 0;  // clients can ask for what is lost as often as they like
+  if (!(again ? wrong_again_ : wrong_checksums_).Allow(NowNs(), &suppressed)) return;
+  const Subgroup* subgroup = block.owner->subgroup();
+  const std::string name = subgroup == nullptr ? block.owner->Name() : "subgroup " + std::to_string(subgroup->spec.id);
+  spdlog::log(again ? spdlog::level::err : spdlog::level::warn,
+              "event={} path={} session={} of=\"{}\" block={} file_offset={} pieces={} suppressed={}",
+              again ? "wrong_checksum_again" : "wrong_checksum", scheduler_.PathName(path), block.owner->session->id,
+              name, block.index, Path::kFileHeaderBytes + block.extent.offset, pieces, suppressed);
 }
 
 void DataLoop::StartStats(Op& op) {
@@ -404,6 +540,10 @@ void DataLoop::Start(std::unique_ptr<SchedulerJob> job, const Op& op, uint32_t b
     job->spans.resize(job->pieces);
     job->label = scheduler_.TraceLabel(op, block);
   }
+  Submit(std::move(job));
+}
+
+void DataLoop::Submit(std::unique_ptr<SchedulerJob> job) {
   Job* submitted = job.get();
   jobs_[submitted] = std::move(job);
   parts_.workers->Submit(submitted);
@@ -463,8 +603,119 @@ void DataLoop::CopyPiece(const Op& op, std::vector<std::byte>& memory) {
   }
 }
 
+void DataLoop::Evacuated(PathIndex path) { events_.evacuated(path); }
+
+void DataLoop::StartProbe(PathIndex path, uint64_t end) { events_.probe(path, end); }
+
 void DataLoop::MakeRoom(const ObjectStore& store, uint64_t bytes, uint64_t ticket) {
   events_.make_room(store, bytes, ticket);
+}
+
+void DataLoop::StatePinned(const StateSave& save) {
+  LoopSave& mine = saves_.at(save.id);
+  mine.state = std::make_shared<TakenState>(StateOf(scheduler_, save, Path::kFileHeaderBytes));
+  const auto goes_on_elsewhere = [](FileId file) { return file != kNone; };
+  if (std::any_of(save.next_files.begin(), save.next_files.end(), goes_on_elsewhere)) mine.events.left();
+}
+
+void DataLoop::FileUnused(SessionId session, PathIndex path, FileId file) { events_.file_unused(session, path, file); }
+
+void DataLoop::StateTaken(const StateSave& save) {
+  LoopSave& mine = saves_.at(save.id);
+  mine.state->left = scheduler_.ExtentsLeft(save);
+  mine.events.taken(std::exchange(mine.state, nullptr));
+}
+
+void DataLoop::WritePart(uint64_t save, Pin& pin, BufferIndex buffer) {
+  const uint64_t id = next_part_write_++;
+  part_writes_[id] = {save, &pin, buffer};
+  const uint32_t arrays = pin.parts & kPartMoments ? 3 : 1;
+  saves_.at(save).writer->Write(id, parts_.pool->data(buffer), arrays, pin.bytes / arrays, pin.part_offset);
+}
+
+void DataLoop::StateCopied(uint64_t save, const Failure& failure) {
+  LoopSave& mine = saves_.at(save);
+  mine.events.copied(failure, std::move(mine.manifest));
+}
+
+// nullptr: the client ended the handle, or registered the subgroup, after it began.
+std::shared_ptr<PartReader> DataLoop::ReaderOf(const Op& op) const {
+  const mlpo_submission& submission = op.request.submission;
+  const auto restore = restores_.find({op.request.session, static_cast<uint32_t>(submission.first)});
+  if (restore == restores_.end()) return nullptr;
+  const auto found = restore->second.readers.find(submission.subgroup);
+  return found == restore->second.readers.end() ? nullptr : found->second;
+}
+
+// By a thread that may wait: workers have Adam to do.
+void DataLoop::StartRestore(const Op& op, Block& block) {
+  std::shared_ptr<PartReader> reader = ReaderOf(op);
+  if (!reader) {
+    return Post([this, &block] {
+      scheduler_.BlockRestored(block, 0, Fail(-EBADF, "the restore was ended, or began before the subgroup was there"),
+                               NowNs());
+    });
+  }
+  const LoopRestore& restore = restores_.at({op.request.session, static_cast<uint32_t>(op.request.submission.first)});
+  auto job = std::make_shared<BlockRestore>(op, block, parts_.pool->data(block.buffer), std::move(reader));
+  restoring_[&block] = {job, op.request.session, NowNs()};
+  restore.threads->Post([gate = gate_, job] {
+    if (!job->Run()) return;
+    const std::lock_guard lock(gate->mutex);
+    if (DataLoop* const loop = gate->loop) loop->Post([loop, job] { loop->BlockRead(job); });
+  });
+}
+
+void DataLoop::BlockRead(const std::shared_ptr<BlockRestore>& job) {
+  restoring_.erase(&job->block());
+  job->Finish(scheduler_, NowNs());
+}
+
+// Blocks and saves whose files do not answer: at once if nobody is there who wants them, soon if the daemon is to end.
+void DataLoop::GiveUpHanging(int64_t now_ns) {
+  std::vector<std::pair<Block*, int64_t>> given_up;
+  for (auto it = restoring_.begin(); it != restoring_.end();) {
+    const Restoring& restoring = it->second;
+    const bool wanted = sessions_.contains(restoring.session);
+    const int64_t patience_ns = !wanted ? 0 : draining_ ? Scheduler::kStalledNs : hang_timeout_ns_;
+    const int64_t age_ns = now_ns - restoring.since_ns;
+    const bool hangs = !wanted || (patience_ns > 0 && age_ns >= patience_ns);
+    if (!hangs || !restoring.job->Abandon()) {
+      ++it;
+      continue;
+    }
+    given_up.emplace_back(it->first, age_ns);
+    it = restoring_.erase(it);
+  }
+  for (const auto& [block, age_ns] : given_up) {
+    Failure failure = Fail(MLPO_E_IO, "restoring: the checkpoint's files have not answered for " +
+                                          std::to_string(age_ns / kNsPerS) + " s");
+    failure.os_errno = ETIMEDOUT;
+    scheduler_.BlockRestored(*block, 0, std::move(failure), now_ns);
+  }
+  if (draining_) scheduler_.GiveUpStalled(Scheduler::kStalledNs, now_ns);
+}
+
+Failure DataLoop::RestoreSteps(const Op& op, std::vector<Tensor>& tensors) {
+  const std::shared_ptr<PartReader> reader = ReaderOf(op);
+  if (!reader) return Fail(-EBADF, "the restore was ended before the steps were taken over");
+  const RestorePlan& plan = reader->plan();
+  std::unordered_map<std::string, int64_t> steps;
+  for (size_t i = 0; i < plan.tensors().size(); ++i) steps[plan.tensors()[i].name] = plan.step(i);
+  for (Tensor& tensor : tensors) {
+    const auto found = steps.find(tensor.name);
+    MLPO_CHECK(found != steps.end());  // the plan is of just these tensors
+    tensor.step = found->second;
+  }
+  return {};
+}
+
+void DataLoop::RestoreEnded(SessionId session, uint32_t handle) {
+  const auto found = restores_.find({session, handle});
+  if (found == restores_.end()) return;
+  // Closing their files may take its time.
+  found->second.threads->Post([readers = std::move(found->second.readers)]() mutable { readers.clear(); });
+  restores_.erase(found);
 }
 
 void DataLoop::PublishEpoch(const Subgroup& subgroup) {

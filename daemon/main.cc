@@ -8,14 +8,19 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
+#include <string_view>
 
 #include "daemon/base/log.h"
 #include "daemon/base/service_manager.h"
+#include "daemon/checkpoint_tool.h"
 #include "daemon/config/load.h"
+#include "daemon/control/status_json.h"
 #include "daemon/daemon.h"
 #include "daemon/doctor/gather.h"
 #include "daemon/doctor/judge.h"
+#include "daemon/garbage.h"
 #include "daemon/io/path.h"
+#include "daemon/path_records.h"
 
 namespace {
 
@@ -62,15 +67,24 @@ int Doctor(const mlpo::LoadOutcome& loaded, const mlpo::Environment& environment
   return mlpo::ReportCode(findings);
 }
 
+int CollectGarbage(const mlpo::LoadOutcome& loaded) {
+  mlpo::StartLogging("warning");  // to stderr: stdout has the report alone
+  const mlpo::GcReport report = mlpo::CollectGarbageOf(*loaded.config, loaded.gc_node, loaded.dry_run);
+  std::puts(mlpo::GcJson(report).c_str());
+  return !report.failed.empty() ? 1 : !report.kept.empty() ? 2 : 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc > 1 && std::string_view(argv[1]) == "checkpoint") return mlpo::CheckpointTool({argv + 2, argv + argc});
   const mlpo::Environment environment = mlpo::ReadEnvironment();
   mlpo::LoadOutcome loaded = mlpo::LoadConfig(argc, argv, environment);
   std::fputs(loaded.output.c_str(), stdout);
   std::fputs(loaded.errors.c_str(), stderr);
   if (loaded.doctor) return Doctor(loaded, environment);
   if (!loaded.config) return loaded.exit_code;
+  if (loaded.gc) return CollectGarbage(loaded);
   mlpo::Config& config = *loaded.config;
   mlpo::StartLogging(config.daemon.log_level);
   ::signal(SIGPIPE, SIG_IGN);

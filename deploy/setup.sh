@@ -11,7 +11,7 @@ build_packages=(
   g++ cmake ninja-build pkg-config libboost-dev liburing-dev libspdlog-dev libcli11-dev libtomlplusplus-dev
   nlohmann-json3-dev libhwloc-dev libnuma-dev libhwy-dev libxxhash-dev prometheus-cpp-dev scdoc)
 python_packages=(python3 python3-venv python3-dev)
-test_packages=(catch2 binutils e2fsprogs xfsprogs mount util-linux procps ccache fio
+test_packages=(catch2 binutils e2fsprogs xfsprogs libfuse3-dev fuse3 mount util-linux procps ccache fio
   systemd libseccomp2 python3-yaml dpkg-dev file slurm-wlm munge python3-prometheus-client)
 lint_packages=(git clang-format shellcheck)
 
@@ -56,19 +56,22 @@ build_tree() {
   cmake --build "$folder" || fail "the build failed"
 }
 
-# The sources of the Python package and the options it was installed with, as one hash.
+# The sources of the Python package, as one hash.
 python_sources() {
-  (cd "$repo" && printf '%s\n' "$*" &&
+  (cd "$repo" &&
     find python client/src client/cuda client/include proto -type f ! -name '*.pyc' -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) |
     sha256sum | cut -d ' ' -f 1
 }
 
 # make_environment EXTRAS: build/venv with the package mlpo of this checkout, torch, and what its extras ask for.
 make_environment() {
-  local extras=$1 python=$environment/bin/python installed=$environment/mlpo-sources sources
+  local extras=$1 python=$environment/bin/python installed=$environment/mlpo-sources sources had=()
   local pip=("$python" -m pip --disable-pip-version-check -q)
-  sources=$(python_sources "$extras")
-  [[ ! -e $installed || $(< "$installed") != "$sources" ]] || return 0
+  sources=$(python_sources)
+  # Of these sources, with these extras or more.
+  [[ ! -e $installed ]] || mapfile -t had < "$installed"
+  [[ ${had[0]:-} != "$sources" || ",${had[1]:-}," != *",$extras,"* ]] || return 0
+  sources+=$'\n'$extras
   if [[ ! -x $python ]]; then
     say "making build/venv/"
     mkdir -p "$repo/build"

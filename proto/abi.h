@@ -16,7 +16,7 @@
 #define MLPO_FEATURE_OBJECTS 2ull  /* FETCH, FLUSH, DELETE */
 #define MLPO_FEATURE_SNAPSHOT 4ull /* SNAPSHOT and checkpoints */
 #define MLPO_FEATURE_KEEP 8ull     /* REGISTER_KEEP, LEND, GRAD with KEEP, UPDATE with OUTPUT */
-#define MLPO_FEATURES_HERE (MLPO_FEATURE_UPDATE | MLPO_FEATURE_OBJECTS | MLPO_FEATURE_KEEP)
+#define MLPO_FEATURES_HERE (MLPO_FEATURE_UPDATE | MLPO_FEATURE_OBJECTS | MLPO_FEATURE_SNAPSHOT | MLPO_FEATURE_KEEP)
 
 #define MLPO_MAX_JOB 128             /* bytes of a job's name, without terminator */
 #define MLPO_MAX_FRAME 65536         /* bytes of a control frame */
@@ -27,6 +27,13 @@
 #define MLPO_SLOT_ALIGN 64 /* of slots in the lent area, and of all regions of slots */
 #define MLPO_ALIGN 4096    /* of slots, extents and everything that is transferred */
 #define MLPO_BOOT_ID_BYTES 16
+
+/* Checkpoints. */
+#define MLPO_MAX_TAG 128        /* bytes of a tag, without terminator */
+#define MLPO_MAX_DIRECTORY 4096 /* bytes of the name of a directory of checkpoints, without terminator */
+#define MLPO_ATTEMPT_BYTES 16
+#define MLPO_MAX_RESTORE_FILES 4096u       /* descriptors of one RESTORE */
+#define MLPO_MAX_MANIFEST_BYTES (1u << 28) /* of one part, its head included */
 
 /* Named objects. */
 #define MLPO_MAX_OBJECT_NAME 256u          /* bytes of a name; at least 1 */

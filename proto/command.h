@@ -17,10 +17,11 @@ enum mlpo_op {
   MLPO_OP_FETCH = 6,       /* arg = step; reads a named object of the job */
   MLPO_OP_FLUSH = 7,       /* arg = step; writes a new version of one */
   MLPO_OP_DELETE = 8,      /* of the name that is `first` bytes at staging_offset */
-  MLPO_OP_SNAPSHOT = 9,
-  MLPO_OP_FENCE = 10, /* fdatasync of everything of this session that is on storage */
+  MLPO_OP_SNAPSHOT = 9,    /* arg = step, first = handle from CHECKPOINTING */
+  MLPO_OP_FENCE = 10,      /* fdatasync of everything of this session that is on storage */
   MLPO_OP_CANCEL = 11,
-  MLPO_OP_STAT = 12, /* value = the subgroup's epoch, detail = its slot state (MLPO_SLOT_*) */
+  MLPO_OP_STAT = 12,    /* value = the subgroup's epoch, detail = its slot state (MLPO_SLOT_*) */
+  MLPO_OP_RESTORE = 13, /* fills a subgroup; first = handle from RESTORING */
 };
 
 /* GRAD: what a piece is. */
@@ -45,6 +46,13 @@ enum mlpo_object_step {
   MLPO_OBJECT_COMMIT = 3, /* FLUSH: makes the version the one that the name has, and ends the handle */
   MLPO_OBJECT_CLOSE = 4,  /* ends the handle; what was not committed goes */
   MLPO_OBJECT_SIZE = 5,   /* FETCH: name as with OPEN; value = bytes. Has no handle */
+};
+
+/* SNAPSHOT: steps; `first` is the checkpoint's handle. */
+enum mlpo_snapshot_step {
+  MLPO_SNAPSHOT_TAKE = 1,    /* ends when the state is as it will be saved; value = bytes that are copied */
+  MLPO_SNAPSHOT_SAVED = 2,   /* ends when the rank's part is durable; value = 1: all ranks' parts are there */
+  MLPO_SNAPSHOT_ABANDON = 3, /* gives it up */
 };
 
 /* DISCARD: reasons. */

@@ -29,6 +29,11 @@ enum mlpo_frame_type {
   MLPO_FRAME_REGISTER_KEEP = 14,   /* client, between BEGIN and END: the subgroup has no slot of its own */
   MLPO_FRAME_LEND = 15,            /* client: wants the lent area; answered by [ARENA, MAPPED,] LENT or by ERROR */
   MLPO_FRAME_LENT = 16,            /* daemon */
+  MLPO_FRAME_CHECKPOINT = 17,      /* client; descriptors as the flags say; answered by CHECKPOINTING or by ERROR */
+  MLPO_FRAME_CHECKPOINTING = 18,   /* daemon */
+  MLPO_FRAME_RESTORE = 19,         /* client; answered, after its RESTORE_FILES, by RESTORING or by ERROR */
+  MLPO_FRAME_RESTORE_FILES = 20,   /* client; 1 to 8 descriptors */
+  MLPO_FRAME_RESTORING = 21,       /* daemon */
 };
 
 struct mlpo_frame {
@@ -213,6 +218,97 @@ static_assert(offsetof(struct mlpo_staged, arena) == 16, "layout");
 static_assert(offsetof(struct mlpo_staged, reserved) == 20, "layout");
 static_assert(offsetof(struct mlpo_staged, offset) == 24, "layout");
 static_assert(offsetof(struct mlpo_staged, bytes) == 32, "layout");
+
+/* A part of a checkpoint is to be saved. */
+struct mlpo_checkpoint {
+  struct mlpo_frame frame;
+  uint64_t step;
+  uint8_t attempt[MLPO_ATTEMPT_BYTES]; /* the same for all ranks of one save; all zero: the daemon chooses */
+  uint32_t flags;                      /* MLPO_CHECKPOINT_* */
+  uint32_t tag_bytes;
+  uint32_t directory_bytes;
+  uint32_t reserved;
+  char tag[MLPO_MAX_TAG];
+  char directory[MLPO_MAX_DIRECTORY]; /* absolute */
+};
+#define MLPO_CHECKPOINT_OVERWRITE 1u /* a complete checkpoint under the tag goes when this one is complete */
+#define MLPO_CHECKPOINT_FILES 2u     /* with 2 descriptors, for reading and writing: the data file and the manifest */
+
+static_assert(sizeof(struct mlpo_checkpoint) == 4280, "layout");
+static_assert(offsetof(struct mlpo_checkpoint, step) == 16, "layout");
+static_assert(offsetof(struct mlpo_checkpoint, attempt) == 24, "layout");
+static_assert(offsetof(struct mlpo_checkpoint, flags) == 40, "layout");
+static_assert(offsetof(struct mlpo_checkpoint, tag_bytes) == 44, "layout");
+static_assert(offsetof(struct mlpo_checkpoint, directory_bytes) == 48, "layout");
+static_assert(offsetof(struct mlpo_checkpoint, reserved) == 52, "layout");
+static_assert(offsetof(struct mlpo_checkpoint, tag) == 56, "layout");
+static_assert(offsetof(struct mlpo_checkpoint, directory) == 184, "layout");
+
+struct mlpo_checkpointing {
+  struct mlpo_frame frame;
+  uint8_t attempt[MLPO_ATTEMPT_BYTES];
+  uint64_t bytes;  /* that the state has at most, less what is on paths that need no copy */
+  uint32_t handle; /* for SNAPSHOT, never 0 */
+  uint32_t reserved;
+};
+
+static_assert(sizeof(struct mlpo_checkpointing) == 48, "layout");
+static_assert(offsetof(struct mlpo_checkpointing, attempt) == 16, "layout");
+static_assert(offsetof(struct mlpo_checkpointing, bytes) == 32, "layout");
+static_assert(offsetof(struct mlpo_checkpointing, handle) == 40, "layout");
+static_assert(offsetof(struct mlpo_checkpointing, reserved) == 44, "layout");
+
+/* The session's subgroups are to be filled from a checkpoint. */
+struct mlpo_restore {
+  struct mlpo_frame frame;
+  uint32_t
+      files; /* descriptors that come in RESTORE_FILES: manifests of all parts, then their data files; 0: by name */
+  uint32_t tag_bytes; /* 0: the newest that is complete */
+  uint32_t directory_bytes;
+  uint32_t reserved;
+  uint8_t attempt[MLPO_ATTEMPT_BYTES]; /* with a tag: this one of its attempts; all zero: the one that counts */
+  char tag[MLPO_MAX_TAG];
+  char directory[MLPO_MAX_DIRECTORY]; /* absolute */
+};
+
+static_assert(sizeof(struct mlpo_restore) == 4272, "layout");
+static_assert(offsetof(struct mlpo_restore, files) == 16, "layout");
+static_assert(offsetof(struct mlpo_restore, tag_bytes) == 20, "layout");
+static_assert(offsetof(struct mlpo_restore, directory_bytes) == 24, "layout");
+static_assert(offsetof(struct mlpo_restore, reserved) == 28, "layout");
+static_assert(offsetof(struct mlpo_restore, attempt) == 32, "layout");
+static_assert(offsetof(struct mlpo_restore, tag) == 48, "layout");
+static_assert(offsetof(struct mlpo_restore, directory) == 176, "layout");
+
+struct mlpo_restore_files {
+  struct mlpo_frame frame;
+  uint32_t first; /* of the descriptors, counted over all of these frames */
+  uint32_t count;
+};
+
+static_assert(sizeof(struct mlpo_restore_files) == 24, "layout");
+static_assert(offsetof(struct mlpo_restore_files, first) == 16, "layout");
+static_assert(offsetof(struct mlpo_restore_files, count) == 20, "layout");
+
+struct mlpo_restoring {
+  struct mlpo_frame frame;
+  uint8_t attempt[MLPO_ATTEMPT_BYTES];
+  uint64_t step;
+  uint32_t world_size; /* of those who saved */
+  uint32_t handle;     /* for RESTORE, never 0 */
+  uint32_t tag_bytes;
+  uint32_t reserved;
+  char tag[MLPO_MAX_TAG];
+};
+
+static_assert(sizeof(struct mlpo_restoring) == 184, "layout");
+static_assert(offsetof(struct mlpo_restoring, attempt) == 16, "layout");
+static_assert(offsetof(struct mlpo_restoring, step) == 32, "layout");
+static_assert(offsetof(struct mlpo_restoring, world_size) == 40, "layout");
+static_assert(offsetof(struct mlpo_restoring, handle) == 44, "layout");
+static_assert(offsetof(struct mlpo_restoring, tag_bytes) == 48, "layout");
+static_assert(offsetof(struct mlpo_restoring, reserved) == 52, "layout");
+static_assert(offsetof(struct mlpo_restoring, tag) == 56, "layout");
 
 struct mlpo_error {
   struct mlpo_frame frame;

@@ -42,8 +42,9 @@ struct mlpo_daemon_lines {
   uint8_t pad1[MLPO_LINE - 4];
   uint32_t doorbell_wanted; /* 1 while the daemon sleeps: the client then writes the doorbell eventfd */
   uint8_t pad2[MLPO_LINE - 4];
-  uint32_t state; /* enum mlpo_session_state; changes are followed by a wake of completion_tail */
-  uint8_t pad3[MLPO_LINE - 4];
+  uint32_t state;               /* enum mlpo_session_state; changes are followed by a wake of completion_tail */
+  uint32_t checkpoint_requests; /* how often somebody has asked for a checkpoint; nobody is woken */
+  uint8_t pad3[MLPO_LINE - 8];
 };
 
 static_assert(sizeof(struct mlpo_daemon_lines) == 512, "layout");
@@ -51,6 +52,7 @@ static_assert(offsetof(struct mlpo_daemon_lines, submission_head) == 0, "layout"
 static_assert(offsetof(struct mlpo_daemon_lines, completion_tail) == 128, "layout");
 static_assert(offsetof(struct mlpo_daemon_lines, doorbell_wanted) == 256, "layout");
 static_assert(offsetof(struct mlpo_daemon_lines, state) == 384, "layout");
+static_assert(offsetof(struct mlpo_daemon_lines, checkpoint_requests) == 388, "layout");
 
 enum mlpo_session_state {
   MLPO_SESSION_RUNNING = 0,

@@ -97,9 +97,30 @@ void PrintPaths(const json& answer) {
                Bytes(Number(p, "read_bytes")), Bytes(Number(p, "written_bytes")),
                BytesPerS(Number(p, "read_bytes_per_s")), BytesPerS(Number(p, "write_bytes_per_s")),
                Bytes(Number(p, "scratch_bytes")), Bytes(Number(p, "checkpoint_bytes")),
-               Count(Whole(p, "read_errors") + Whole(p, "write_errors")), Text(p, "directory")});
+               Count(Whole(p, "read_errors") + Whole(p, "write_errors") + Whole(p, "checksum_errors")),
+               Text(p, "directory")});
   }
   std::printf("%s", table.Text().c_str());
+}
+
+// Of paths that are not as they should be: why, since when, and how far an evacuation is.
+void PrintTrouble(const json& answer) {
+  for (const json& p : Member(answer, "paths", json::value_t::array)) {
+    if (!p.is_object()) continue;
+    const std::string error = Text(p, "error");
+    const json evacuation = Member(p, "evacuation", json::value_t::object);
+    std::string text;
+    if (!error.empty() && error != "?") text += ": " + error;
+    if (Flag(evacuation, "done")) {
+      text += ": evacuated";
+    } else if (!evacuation.empty()) {
+      text += ": " + Bytes(Number(evacuation, "left_bytes")) + " of " + Bytes(Number(evacuation, "total_bytes")) +
+              " are still to be moved";
+    }
+    if (text.empty()) continue;
+    std::printf("%s is %s since %s%s\n", Text(p, "name").c_str(), Text(p, "state").c_str(),
+                Seconds(Number(p, "state_s")).c_str(), text.c_str());
+  }
 }
 
 // What the daemon believes of each path; nothing to show of counters or of an older daemon.
@@ -141,6 +162,22 @@ void PrintSessions(const json& answer) {
   std::printf("%s", table.Text().c_str());
 }
 
+// Nothing, unless some are being saved.
+void PrintCheckpoints(const json& answer) {
+  const json running = Member(Member(answer, "checkpoints", json::value_t::object), "running", json::value_t::array);
+  if (running.empty()) return;
+  Table table({"JOB", ">RANK", "TAG", ">STEP", "PHASE", ">COPIED", ">OF", ">SPEED", ">LEFT", ">AT MOST", "DIRECTORY"});
+  for (const json& c : running) {
+    if (!c.is_object()) continue;
+    const bool copying = Text(c, "phase") == "copying";
+    table.Add({Text(c, "job"), std::to_string(Whole(c, "rank")), Text(c, "tag"), std::to_string(Whole(c, "step")),
+               Text(c, "phase"), Bytes(Number(c, "copied_bytes")), Bytes(Number(c, "bytes")),
+               BytesPerS(Number(c, "bytes_per_s")), copying ? Seconds(Number(c, "left_s")) : "",
+               copying ? Seconds(Number(c, "bound_s")) : "", Text(c, "directory")});
+  }
+  std::printf("checkpoints:\n%s", table.Text().c_str());
+}
+
 // How much of a pool that still grows is there, and on which NUMA nodes.
 std::string Growing(const json& pool) {
   std::string text;
@@ -176,6 +213,8 @@ void PrintDaemon(const json& s) {
     std::printf("sessions ended for breaking the protocol: %s\n", Count(Whole(s, "protocol_errors")).c_str());
   if (Whole(s, "lost_wakeups") != 0)
     std::printf("lost wake-ups (a bug; please report it): %s\n", Count(Whole(s, "lost_wakeups")).c_str());
+  if (!counters && Whole(s, "log_lines_dropped") != 0)
+    std::printf("lines of the log that stderr did not take: %s\n", Count(Whole(s, "log_lines_dropped")).c_str());
 }
 
 }  // namespace
@@ -188,7 +227,9 @@ int ShowStatus(const Question& question) {
     PrintDaemon(*answer);
     std::printf("paths:\n");
     PrintPaths(*answer);
+    PrintTrouble(*answer);
     PrintSessions(*answer);
+    PrintCheckpoints(*answer);
   }
   return Health(*answer);
 }
@@ -199,6 +240,7 @@ int ShowPaths(const Question& question) {
   if (!answer) return exit_code;
   if (!question.json) {
     PrintPaths(*answer);
+    PrintTrouble(*answer);
     PrintModel(*answer);
   }
   return Health(*answer);
@@ -247,6 +289,23 @@ int Bench(const Question& question, const std::vector<std::string>& paths, doubl
   }
   if (!question.json) std::printf("%s", table.Text().c_str());
   return exit_code;
+}
+
+int RequestCheckpoint(const Question& question, const std::string& job) {
+  int exit_code = kFine;
+  const json params = {{"job", job}};
+  const std::string text = job.empty() ? "" : params.dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::optional<json> answer = Ask(question, "checkpoint_request", &exit_code, /*or_counters=*/false, text);
+  if (!answer) return exit_code;
+  const uint64_t sessions = Whole(*answer, "sessions");
+  if (sessions == 0) {
+    std::fputs("mlpo-ctl: no session that could be asked is connected\n", stderr);
+    return kFailed;
+  }
+  if (!question.json)
+    std::printf("%llu sessions are asked: each trainer saves when it next looks\n",
+                static_cast<unsigned long long>(sessions));
+  return kFine;
 }
 
 int RequestDrain(const Question& question) {

@@ -18,6 +18,8 @@ int ShowPaths(const Question& question);
 int ShowSessions(const Question& question);
 int ShowMetrics(const Question& question);
 int RequestDrain(const Question& question);
+// Of trainers; `job`: "" is every one that the asker may ask.
+int RequestCheckpoint(const Question& question, const std::string& job);
 // `paths`: names or directories, none: all. `seconds`: of each measurement.
 int Bench(const Question& question, const std::vector<std::string>& paths, double seconds);
 

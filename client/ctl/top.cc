@@ -134,7 +134,7 @@ std::string Frame(const json& status, const json& before) {
     paths.Add({Text(p, "name"), Text(p, "state"), SpeedOf(Number(p, "read_bytes_per_s"), Number(p, "read_limit")),
                SpeedOf(Number(p, "write_bytes_per_s"), Number(p, "write_limit")),
                Share(p, path_before, "busy_s", seconds), Count(Whole(p, "in_flight")),
-               Count(Whole(p, "read_errors") + Whole(p, "write_errors"))});
+               Count(Whole(p, "read_errors") + Whole(p, "write_errors") + Whole(p, "checksum_errors"))});
   }
   out += paths.Text() + "\n";
 

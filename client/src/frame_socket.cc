@@ -50,20 +50,21 @@ int FrameSocket::WaitReady(short events, Deadline deadline) {
   }
 }
 
-int FrameSocket::Send(const void* frame, size_t bytes, int fd, Deadline deadline) {
+int FrameSocket::Send(const void* frame, size_t bytes, const int* fds, uint32_t count, Deadline deadline) {
+  if (count > MLPO_MAX_FRAME_FDS) return Fail(-EINVAL, "a frame has at most %d descriptors", MLPO_MAX_FRAME_FDS);
   iovec part = {const_cast<void*>(frame), bytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(MLPO_MAX_FRAME_FDS * sizeof(int))] = {};
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (fd >= 0) {
+  if (count > 0) {
     message.msg_control = control;
-    message.msg_controllen = sizeof control;
+    message.msg_controllen = CMSG_SPACE(count * sizeof(int));
     cmsghdr* header = CMSG_FIRSTHDR(&message);
     header->cmsg_level = SOL_SOCKET;
     header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof fd);
-    memcpy(CMSG_DATA(header), &fd, sizeof fd);
+    header->cmsg_len = CMSG_LEN(count * sizeof(int));
+    memcpy(CMSG_DATA(header), fds, count * sizeof(int));
   }
   for (;;) {
     const ssize_t sent = sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);

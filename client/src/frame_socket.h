@@ -39,7 +39,11 @@ class FrameSocket {
   // -ENOENT, -ECONNREFUSED: no daemon; -EACCES; -ETIMEDOUT.
   int Connect(const char* path, Deadline deadline);
   // Sends `bytes` from `frame` (which begins with a struct mlpo_frame, filled in) and at most one descriptor.
-  int Send(const void* frame, size_t bytes, int fd, Deadline deadline);
+  int Send(const void* frame, size_t bytes, int fd, Deadline deadline) {
+    return Send(frame, bytes, &fd, fd >= 0 ? 1 : 0, deadline);
+  }
+  // Likewise with `count` descriptors, at most MLPO_MAX_FRAME_FDS.
+  int Send(const void* frame, size_t bytes, const int* fds, uint32_t count, Deadline deadline);
   // Waits for one frame. -ETIMEDOUT, kSocketEnded, MLPO_E_PROTOCOL for what is no frame.
   int Receive(ReceivedFrame* frame, Deadline deadline);
   // Both directions, for every thread that waits here.

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -134,6 +135,11 @@ int Finish(mlpo_client* client, FrameSocket&& socket, ReceivedFrame* welcome, De
 int Handshake(mlpo_client* client, const HandshakeWishes& wishes, Deadline deadline) {
   FrameSocket socket;
   if (int code = socket.Connect(client->socket_path, deadline); code != 0) return code;
+  ucred daemon = {};
+  socklen_t size = sizeof daemon;
+  if (getsockopt(socket.fd(), SOL_SOCKET, SO_PEERCRED, &daemon, &size) != 0)
+    return FailErrno(errno, "asking whose daemon it is");
+  client->daemon_uid = daemon.uid;
   const int hello = SendHello(socket, *client, wishes, deadline);
   // A daemon that refuses at accept may have closed already: its reason still waits in the socket.
   if (hello != 0 && hello != kSocketEnded) return hello;

@@ -54,6 +54,10 @@ uint32_t RingEnd::session_state() const {
   return SharedWords::Load(&areas_.daemon_lines->state, std::memory_order_seq_cst);
 }
 
+uint32_t RingEnd::checkpoint_requests() const {
+  return SharedWords::Load(&areas_.daemon_lines->checkpoint_requests, std::memory_order_relaxed);
+}
+
 mlpo_request* RingEnd::NewRequest(mlpo_client* client, uint32_t submissions) {
   mlpo_request* request = free_requests_;
   if (request != nullptr) {

@@ -116,6 +116,8 @@ class RingEnd {
   void ProbeSession();
 
   uint32_t session_state() const;
+  // How often the session has been asked for a checkpoint. Takes no lock.
+  uint32_t checkpoint_requests() const;
   uint32_t entries() const { return areas_.entries; }
   uint64_t lost_wakeups() const { return lost_wakeups_.load(std::memory_order_relaxed); }
 

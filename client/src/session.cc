@@ -91,6 +91,7 @@ int mlpo_client_info(mlpo_client* client, struct mlpo_client_info* info) {
   full.lost_wakeups = client->ring.lost_wakeups();
   full.socket = client->socket_path;
   full.job = client->job;
+  full.daemon_uid = client->daemon_uid;
   return mlpo::client::GiveStruct(full, info, "mlpo_client_info");
 }
 

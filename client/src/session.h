@@ -33,6 +33,7 @@ struct mlpo_client {
   uint64_t generation = 0;
   uint64_t features = 0;     // in force
   uint64_t arena_bytes = 0;  // its fixed limit; 0: it grows
+  uint32_t daemon_uid = 0;
 
   mlpo::client::Mapping client_area;
   mlpo::client::Mapping daemon_area;
@@ -41,6 +42,8 @@ struct mlpo_client {
   mlpo::client::SessionSocket socket;
   mlpo::client::Staging staging;
   mlpo::client::LentArea lent;
+
+  std::atomic<uint32_t> requests_met{0};  // RingEnd::checkpoint_requests when the last checkpoint began
 
   // acq_rel on the way down, so that whoever frees sees what the others did.
   std::atomic<uint32_t> references{1};

@@ -63,9 +63,9 @@ int SessionSocket::Begin(Deadline deadline, uint32_t* seq) {
   return 0;
 }
 
-int SessionSocket::Send(const void* frame, size_t bytes, Deadline deadline) {
+int SessionSocket::Send(const void* frame, size_t bytes, const int* fds, uint32_t count, Deadline deadline) {
   // A request that was begun is sent to its end or the session cannot go on: half of one would wait for ever.
-  const int code = socket_.Send(frame, bytes, -1, deadline);
+  const int code = socket_.Send(frame, bytes, fds, count, deadline);
   return code == 0 ? 0 : EndSession(code);
 }
 
@@ -102,6 +102,10 @@ void SessionSocket::NoteAnswer(const ReceivedFrame& answer) {
   const auto* staged = answer.As<mlpo_staged>();
   if (answer.header().type == MLPO_FRAME_STAGED && staged != nullptr) staged_ = *staged;
   if (answer.header().type == MLPO_FRAME_LENT && staged != nullptr) lent_ = *staged;
+  const auto* save = answer.As<mlpo_checkpointing>();
+  if (answer.header().type == MLPO_FRAME_CHECKPOINTING && save != nullptr) save_ = save->handle;
+  const auto* restore = answer.As<mlpo_restoring>();
+  if (answer.header().type == MLPO_FRAME_RESTORING && restore != nullptr) restore_ = restore->handle;
 }
 
 int SessionSocket::TakeArena(const ReceivedFrame& frame, Deadline deadline) {

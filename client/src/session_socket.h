@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <utility>
 
 #include "client/src/error.h"
 #include "client/src/frame_socket.h"
@@ -29,7 +30,8 @@ class SessionSocket {
   int Drain(Deadline deadline);
   // The same, then opens a new request.
   int Begin(Deadline deadline, uint32_t* seq);
-  int Send(const void* frame, size_t bytes, Deadline deadline);
+  int Send(const void* frame, size_t bytes, Deadline deadline) { return Send(frame, bytes, nullptr, 0, deadline); }
+  int Send(const void* frame, size_t bytes, const int* fds, uint32_t count, Deadline deadline);
   // The answer of the given type to the request that is open; maps pieces of the arena that come before it. The
   // daemon's refusal is returned with its text. After -ETIMEDOUT the request stays open.
   int Await(mlpo_frame_type type, ReceivedFrame* answer, Deadline deadline);
@@ -41,6 +43,10 @@ class SessionSocket {
   const mlpo_staged& staged() const { return staged_; }
   // The same of LEND.
   const mlpo_staged& lent() const { return lent_; }
+  // The handle of the last CHECKPOINTING or RESTORING that nobody has taken yet, perhaps since its caller had given up;
+  // 0: there is none.
+  uint32_t TakeUnclaimedSave() { return std::exchange(save_, 0u); }
+  uint32_t TakeUnclaimedRestore() { return std::exchange(restore_, 0u); }
   // Ends the session because what the daemon sent breaks the protocol; `code` and text are the last error's.
   int EndSession(int code);
 
@@ -66,6 +72,8 @@ class SessionSocket {
   uint32_t open_ = 0;  // seq of the request that has no answer yet, 0 if none
   mlpo_staged staged_ = {};
   mlpo_staged lent_ = {};
+  uint32_t save_ = 0;
+  uint32_t restore_ = 0;
   Failure reason_;     // of an ERROR that answered no request: what the end of the socket means if it follows
   Mutex arenas_lock_;  // changes have turn() as well, so its holder reads without
   Mapping* arenas_ = nullptr;

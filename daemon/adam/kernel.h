@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "daemon/base/status.h"
+#include "daemon/types/element_bytes.h"
 #include "proto/abi.h"
 #include "proto/command.h"
 #include "proto/tensor.h"
@@ -40,8 +41,6 @@ struct AdamScalars {
 
 // Formed in FP64 from the FP64 hyper-parameters and rounded once. `step` counts from 1.
 AdamScalars MakeScalars(const mlpo_hyper& hyper, int64_t step);
-
-inline size_t ElementBytes(mlpo_dtype dtype) { return dtype == MLPO_FLOAT32 ? 4 : 2; }
 
 // One range of a block. p, m, v: FP32, updated in place. grad: n elements of grad_dtype, or nullptr for a gradient of
 // 0. param: n elements of dtype, gets p rounded to nearest even (NaN stays NaN). grad and param are the same place

@@ -14,4 +14,6 @@ inline int64_t NowNs() {
 inline constexpr int64_t kNsPerMs = 1'000'000;
 inline constexpr int64_t kNsPerS = 1'000'000'000;
 
+inline double Seconds(int64_t ns) { return static_cast<double>(ns) / kNsPerS; }
+
 }  // namespace mlpo

@@ -1,14 +1,18 @@
 // "mlpo-bench adam": the update kernel on all workers, beside a plain loop that moves the same bytes, taking turns, so
 // that both see the same machine. State lies in blocks as the daemon keeps it, far more than the caches hold; each turn
-// takes another block for the kernel and one half of all blocks further on for the loop.
+// takes another block for the kernel and one half of all blocks further on for the loop. And the kernel as the daemon
+// runs it on blocks from paths: each piece's checksums compared before, and formed behind.
 #include "daemon/adam/kernel.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "daemon/adam/worker_pool.h"
+#include "daemon/base/checksum.h"
 #include "daemon/bench/bench.h"
 #include "daemon/bench/ping_pong.h"
 #include "daemon/bench/timed_job.h"
@@ -98,12 +102,22 @@ struct Arrays {
   }
 };
 
-enum class What { kFill, kGradient, kKernel, kLoop, kStatistics };
+enum class What { kFill, kGradient, kKernel, kChecked, kLoop, kStatistics };
+
+// Of p, m and v of each piece of each block; those of a piece belong to who has it.
+using Checksums = std::vector<std::array<uint64_t, 3>>;
 
 class Turn : public Job {
  public:
-  Turn(What what, const Arrays& arrays, size_t first_block, size_t blocks, mlpo_dtype grad, mlpo_dtype dtype)
-      : what_(what), arrays_(arrays), first_(first_block), grad_(grad), dtype_(dtype), loop_(ChooseLoop(grad, dtype)) {
+  Turn(What what, const Arrays& arrays, size_t first_block, size_t blocks, mlpo_dtype grad, mlpo_dtype dtype,
+       Checksums* checksums)
+      : what_(what),
+        arrays_(arrays),
+        first_(first_block),
+        grad_(grad),
+        dtype_(dtype),
+        loop_(ChooseLoop(grad, dtype)),
+        checksums_(checksums) {
     pieces = static_cast<uint32_t>(blocks * (kBlock / kPiece));
     mlpo_hyper hyper = {1e-3, 0.9, 0.999, 1e-8, 0.01, 1.0, MLPO_ADAMW, 0, 0};
     scalars_ = MakeScalars(hyper, 100);
@@ -123,17 +137,14 @@ class Turn : public Job {
         return WriteGradient(grad);
       case What::kGradient:
         return WriteGradient(grad);
-      case What::kKernel: {
-        AdamRange range;
-        range.p = p;
-        range.m = m;
-        range.v = v;
-        range.grad = grad;
-        range.param = param;
-        range.n = kPiece;
-        range.grad_dtype = grad_;
-        range.dtype = dtype_;
-        return AdamUpdate(scalars_, range);
+      case What::kKernel:
+        return Update(p, m, v, grad, param);
+      case What::kChecked: {
+        std::array<uint64_t, 3>& known = (*checksums_)[block * (kBlock / kPiece) + at / kPiece];
+        if (ChecksumsOf(p, m, v) != known) wrong_.fetch_add(1, std::memory_order_relaxed);
+        Update(p, m, v, grad, param);
+        known = ChecksumsOf(p, m, v);
+        return;
       }
       case What::kLoop:
         return loop_(p, m, v, grad, param);
@@ -145,8 +156,26 @@ class Turn : public Job {
         return;
     }
   }
+  // Pieces that were not as the last turn that compared had left them: others change what they take.
+  uint32_t wrong() const { return wrong_.load(std::memory_order_relaxed); }
 
  private:
+  void Update(float* p, float* m, float* v, const std::byte* grad, std::byte* param) const {
+    AdamRange range;
+    range.p = p;
+    range.m = m;
+    range.v = v;
+    range.grad = grad;
+    range.param = param;
+    range.n = kPiece;
+    range.grad_dtype = grad_;
+    range.dtype = dtype_;
+    AdamUpdate(scalars_, range);
+  }
+  static std::array<uint64_t, 3> ChecksumsOf(const float* p, const float* m, const float* v) {
+    constexpr size_t kBytes = kPiece * sizeof(float);
+    return {Checksum(p, kBytes), Checksum(m, kBytes), Checksum(v, kBytes)};
+  }
   // Numbers as training has them, none denormal.
   static void Fill(float* p, float* m, float* v, size_t seed) {
     uint32_t x = static_cast<uint32_t>(seed) * 2654435761u + 1;
@@ -168,6 +197,8 @@ class Turn : public Job {
   const size_t first_;
   const mlpo_dtype grad_, dtype_;
   const Loop loop_;
+  Checksums* const checksums_;
+  std::atomic<uint32_t> wrong_{0};
   AdamScalars scalars_;
 };
 
@@ -186,6 +217,7 @@ class Bench {
     slots_ = Taken(BufferPool::Create(pool));
     workers_ = Taken(WorkerPool::Start({options.workers, true}, &done_));
     arrays_ = {pool_.get(), slots_.get(), blocks};
+    checksums_.resize(blocks * (kBlock / kPiece));
   }
 
   uint32_t workers() const { return workers_->workers(); }
@@ -203,38 +235,56 @@ class Bench {
 
   nlohmann::json Measure(mlpo_dtype grad, mlpo_dtype dtype, double seconds) {
     Seconds(What::kFill, 0, arrays_.blocks, grad, dtype);
-    std::vector<double> kernel, ratios, loop, statistics;
+    CompareWhatNobodyChanged(grad, dtype);
+    std::vector<double> kernel, ratios, checked, checked_ratios, loop, statistics;
     double spent_s = 0;
-    const size_t half = arrays_.blocks / 2;
+    const size_t half = arrays_.blocks / 2, quarter = arrays_.blocks / 4;
     for (size_t at = 0; spent_s < seconds || kernel.size() < 5; at = (at + kBlocksPerTurn) % arrays_.blocks) {
       const double kernel_s = Seconds(What::kKernel, at, kBlocksPerTurn, grad, dtype);
+      const double checked_s = Seconds(What::kChecked, at + 3 * quarter, kBlocksPerTurn, grad, dtype);
       const double loop_s = Seconds(What::kLoop, at + half, kBlocksPerTurn, grad, dtype);
       Seconds(What::kGradient, at, kBlocksPerTurn, grad, dtype);  // over the parameters, as a trainer does
-      const double statistics_s = Seconds(What::kStatistics, at + half / 2, kBlocksPerTurn, grad, dtype);
+      const double statistics_s = Seconds(What::kStatistics, at + quarter, kBlocksPerTurn, grad, dtype);
       constexpr double kParameters = kBlocksPerTurn * kBlock;
       kernel.push_back(kParameters / kernel_s);
       loop.push_back(kParameters / loop_s);
       statistics.push_back(kParameters / statistics_s);
       ratios.push_back(loop_s / kernel_s);
-      spent_s += kernel_s + loop_s + statistics_s;
+      checked.push_back(kParameters / checked_s);
+      checked_ratios.push_back(kernel_s / checked_s);
+      spent_s += kernel_s + checked_s + loop_s + statistics_s;
     }
+    // Seconds of all workers for 10^9 parameters.
+    const auto core_seconds = [this](double parameters_per_s) { return 1e9 * workers() / parameters_per_s; };
     return {{"grad", NameOf(grad)},
             {"dtype", NameOf(dtype)},
             {"parameters_per_s", Median(kernel)},
             {"loop_parameters_per_s", Median(loop)},
             {"ratio", Median(ratios)},
+            {"core_s_per_1e9", core_seconds(Median(kernel))},
+            {"checked_parameters_per_s", Median(checked)},
+            {"checked_ratio", Median(checked_ratios)},
+            {"checked_core_s_per_1e9", core_seconds(Median(checked))},
             {"statistics_elements_per_s", Median(statistics)}};
   }
 
  private:
+  // The checksums that one turn forms are those that the next one finds.
+  void CompareWhatNobodyChanged(mlpo_dtype grad, mlpo_dtype dtype) {
+    Seconds(What::kChecked, 0, kBlocksPerTurn, grad, dtype);
+    Turn again(What::kChecked, arrays_, 0, kBlocksPerTurn, grad, dtype, &checksums_);
+    SecondsOf(again, *workers_, done_);
+    if (again.wrong() > 0) throw BenchError("checksums differ of memory that nobody has changed");
+  }
   double Seconds(What what, size_t first, size_t blocks, mlpo_dtype grad, mlpo_dtype dtype) {
-    Turn turn(what, arrays_, first, blocks, grad, dtype);
+    Turn turn(what, arrays_, first, blocks, grad, dtype, &checksums_);
     return SecondsOf(turn, *workers_, done_);
   }
 
   std::unique_ptr<BufferPool> pool_;
   std::unique_ptr<BufferPool> slots_;
   Arrays arrays_ = {};
+  Checksums checksums_;
   DoneJobs done_;
   std::unique_ptr<WorkerPool> workers_;  // ends before what it works on
 };
@@ -258,7 +308,10 @@ int Adam(const AdamOptions& options) {
     }
   }
   // BF16 both ways is what most train with.
-  for (const char* key : {"parameters_per_s", "loop_parameters_per_s", "ratio"}) result[key] = result["types"][0][key];
+  for (const char* key : {"parameters_per_s", "loop_parameters_per_s", "ratio", "core_s_per_1e9",
+                          "checked_parameters_per_s", "checked_ratio", "checked_core_s_per_1e9"}) {
+    result[key] = result["types"][0][key];
+  }
   result["target"] = ActiveTarget();
   result["workers"] = bench.workers();
   Print(result, options.json);

@@ -48,7 +48,7 @@ class Engine {
     queue.depth = kPieceDepth;
     queue_ = Taken(PathQueue::Start(queue, path_.get(), pool_.get(), &results_));
     file_ = Taken(path_->CreateFile({0, "bench", 0, 1}));
-    const Status reserved = path_->Reserve(file_, blocks_ * block_bytes_);
+    const Status reserved = path_->Reserve(file_, blocks_ * block_bytes_, /*unused=*/true);
     if (!reserved.ok()) throw BenchError(reserved.message());
     Run(false, true, 0);
   }

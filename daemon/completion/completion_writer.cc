@@ -72,6 +72,10 @@ void CompletionWriter::SetState(uint32_t state) {
   Wake();
 }
 
+void CompletionWriter::AskForCheckpoint() {
+  SharedWords::Store(&daemon_->checkpoint_requests, ++checkpoint_requests_, std::memory_order_relaxed);
+}
+
 void CompletionWriter::Wake() {
   // Cannot block; nobody waiting is fine.
   ::syscall(SYS_futex, &daemon_->completion_tail, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);

@@ -30,6 +30,8 @@ class CompletionWriter {
   void Publish();
   // Changes daemon_lines->state (enum mlpo_session_state) and wakes the client.
   void SetState(uint32_t state);
+  // Counts daemon_lines->checkpoint_requests up; the client looks when it suits it.
+  void AskForCheckpoint();
 
  private:
   void Wake();
@@ -40,6 +42,7 @@ class CompletionWriter {
   const mlpo_client_lines* const client_;
   int64_t unanswered_ = 0;  // accepted and not written
   bool written_ = false;    // since the last Publish
+  uint32_t checkpoint_requests_ = 0;
 };
 
 }  // namespace mlpo

@@ -47,10 +47,33 @@ struct SchedulerConfig {
   bool learn = true;                // paths' speeds, from what they do
   uint32_t queue_blocks = 0;        // in flight per path and direction; 0: as measured, else by the path's speed
   int64_t no_path_timeout_s = 30;   // no path can take a block for so long: requests fail
+  int64_t hang_timeout_s = 600;     // a path has not answered for so long: requests that wait for it fail; 0: never
   uint32_t piece_bytes = 2u << 20;  // size of one read or write, 1-8 MiB
   // delayed: a gradient stays in its slot until UPDATE upcasts it. flushed: GRAD upcasts it, and it is written to the
   // paths and read back like state: for comparison.
   std::string gradients = "delayed";
+  bool integrity = true;  // blocks' checksums are formed before they are written, and compared when they are used again
+};
+
+// What one user, and one job of a user, may have. 0: no limit.
+struct QuotaConfig {
+  uint64_t user_sessions = 0;
+  uint64_t user_requests = 0;  // in flight: ring entries of all sessions
+  uint64_t user_arenas_bytes = 0;
+  uint64_t user_capacity_bytes = 0;  // on all paths together
+  uint64_t user_pool_bytes = 0;      // kept in it; what is in motion comes on top
+  uint64_t job_sessions = 0;
+  uint64_t job_requests = 0;
+  uint64_t job_arenas_bytes = 0;
+  uint64_t job_capacity_bytes = 0;
+  uint64_t job_pool_bytes = 0;
+};
+
+struct CheckpointConfig {
+  double copy_share = 0.05;  // of what the target can write: copies go at least so fast, whatever training wants
+  uint32_t buffers = 4;      // of the pool that copies may have, of all checkpoints together
+  uint32_t writers = 2;      // threads that write one part
+  uint32_t readers = 4;      // threads that read parts, of one rank's restore
 };
 
 struct PathConfig {
@@ -75,6 +98,8 @@ struct Config {
   MemoryConfig memory;
   AdamConfig adam;
   SchedulerConfig scheduler;
+  QuotaConfig quota;
+  CheckpointConfig checkpoint;
   std::vector<PathConfig> paths;
 
   // "memory.pool" -> "mlpo.toml:12" | "environment MLPO_MEMORY__POOL" | "command line --memory" | "default"

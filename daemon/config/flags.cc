@@ -4,7 +4,9 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 
+#include "daemon/base/name.h"
 #include "daemon/config/load.h"
+#include "daemon/config/settings.h"
 
 namespace mlpo {
 
@@ -27,6 +29,11 @@ Result<Flags> ParseFlags(int argc, const char* const* argv, std::string* output)
   app.add_flag("--doctor", flags.doctor,
                "look whether this machine is in order for the configuration, print the findings as JSON and exit: 0 "
                "fine, 1 it would not work, 2 it would work badly (mlpo-ctl doctor shows them)");
+  app.add_flag("--gc", flags.gc,
+               "remove what dead daemons of this user and node left on the paths, print a report as JSON and exit: 0 "
+               "done, 1 something failed, 2 something is not ours to remove (mlpo-ctl gc shows it)");
+  CLI::Option* gc_node = app.add_option("--gc-node", flags.gc_node, "with --gc: of another node, whose daemon is gone");
+  CLI::Option* dry_run = app.add_flag("--dry-run", flags.dry_run, "with --gc: remove nothing");
   bool version = false;
   app.add_flag("--version", version, "print the version and exit");
   try {
@@ -44,6 +51,10 @@ Result<Flags> ParseFlags(int argc, const char* const* argv, std::string* output)
   }
   if (app.count("--config") != 0 && flags.config.empty())
     return Status::Invalid("--config: the file's name must not be empty");
+  if (!flags.gc && (gc_node->count() != 0 || dry_run->count() != 0))
+    return Status::Invalid("--gc-node and --dry-run go with --gc");
+  if (gc_node->count() != 0 && !IsName(flags.gc_node))
+    return Status::Invalid("--gc-node: not a node's name: " + std::string(kNameRule));
   if (socket_given->count() != 0) flags.socket = socket;
   if (memory_given->count() != 0) flags.memory = memory;
   return flags;

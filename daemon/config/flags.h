@@ -17,6 +17,9 @@ struct Flags {
   bool check_config = false;
   bool print_config = false;
   bool doctor = false;
+  bool gc = false;
+  bool dry_run = false;   // of gc
+  std::string gc_node;    // "": the configuration's own
   bool answered = false;  // --help or --version: *output has the answer
 };
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/base/name.h"
 #include "daemon/config/flags.h"
 #include "daemon/config/path_list.h"
 #include "daemon/config/settings.h"
@@ -230,6 +231,9 @@ LoadOutcome LoadConfig(int argc, const char* const* argv, const Environment& env
   loader.TakeFlags(flags);
   loader.Finish(!flags.print_config && !flags.doctor);
   outcome.doctor = flags.doctor;
+  outcome.gc = flags.gc;
+  outcome.dry_run = flags.dry_run;
+  outcome.gc_node = flags.gc_node;
   if (flags.doctor && !loader.problems().empty()) {
     outcome.problems = loader.problems();
     return outcome;

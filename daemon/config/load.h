@@ -24,6 +24,9 @@ struct LoadOutcome {
   int exit_code = 0;             // sysexits: 0 asked for output only, 64 wrong usage, 78 wrong configuration
   std::string output;            // for stdout
   std::string errors;            // for stderr, one line a problem
+  bool gc = false;               // with a config: remove what dead daemons left instead
+  bool dry_run = false;          // or only say what
+  std::string gc_node;           // "": of the configuration's node
   bool doctor = false;           // examine the machine for `config` instead; without one, for `problems`
   std::vector<std::string> problems;
 };

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "daemon/base/name.h"
 #include "daemon/config/settings.h"
 #include "daemon/config/text.h"
 

@@ -8,8 +8,10 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <string_view>
 #include <utility>
 
+#include "daemon/base/name.h"
 #include "daemon/config/text.h"
 #include "daemon/config/units.h"
 
@@ -294,8 +296,24 @@ std::vector<Setting<Config>> BuildSettings() {
           Choice("order", &S::order, {"adaptive", "alternating", "ascending"}), Flag("learn", &S::learn),
           Integer("queue_blocks", &S::queue_blocks, {.min = 1, .max = 1024, .zero = true}),
           Duration("no_path_timeout", &S::no_path_timeout_s, {.min = 1, .max = 86400}),
+          Duration("hang_timeout", &S::hang_timeout_s, {.min = 10, .max = 7 * 86400, .zero = true}),
           Size("piece", &S::piece_bytes, {.min = kMiB, .max = 8 * kMiB, .multiple = 4096}),
-          Choice("gradients", &S::gradients, {"delayed", "flushed"})});
+          Choice("gradients", &S::gradients, {"delayed", "flushed"}), Flag("integrity", &S::integrity)});
+  using Q = QuotaConfig;
+  Append(
+      &all, "quota", &Config::quota,
+      {Count("user_sessions", &Q::user_sessions, {}),
+       Count("user_requests", &Q::user_requests, {.min = 8, .zero = true}),
+       Size("user_arenas", &Q::user_arenas_bytes, {}), Size("user_capacity", &Q::user_capacity_bytes, {}),
+       Size("user_pool", &Q::user_pool_bytes, {}), Count("job_sessions", &Q::job_sessions, {}),
+       Count("job_requests", &Q::job_requests, {.min = 8, .zero = true}), Size("job_arenas", &Q::job_arenas_bytes, {}),
+       Size("job_capacity", &Q::job_capacity_bytes, {}), Size("job_pool", &Q::job_pool_bytes, {})});
+  using C = CheckpointConfig;
+  Append(
+      &all, "checkpoint", &Config::checkpoint,
+      {Real("copy_share", &C::copy_share, 0.05, 1, "a number from 0.05 to 1", &ParseReal, &FormatNumber),
+       Integer("buffers", &C::buffers, {.min = 1, .max = 64}), Integer("writers", &C::writers, {.min = 1, .max = 64}),
+       Integer("readers", &C::readers, {.min = 1, .max = 64})});
   return all;
 }
 
@@ -359,14 +377,6 @@ std::string NearestKey(const std::string& key, const std::vector<std::string>& k
   for (const std::string& candidate : known)
     if (last(candidate) == last(key)) return candidate;  // the right name in the wrong section
   return nearest;
-}
-
-bool IsName(std::string_view text) {
-  if (text.empty() || text.size() > 128 || text[0] == '.' || text[0] == '-') return false;
-  return std::all_of(text.begin(), text.end(), [](char c) {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
-  });
 }
 
 }  // namespace mlpo

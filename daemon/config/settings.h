@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -35,9 +34,5 @@ const std::vector<Setting<PathConfig>>& PathSettings();
 
 // The known key nearest to `key`: the same name in another section, or few edits away; "" if none is near.
 std::string NearestKey(const std::string& key, const std::vector<std::string>& known);
-
-// Job, node and path names: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}.
-bool IsName(std::string_view text);
-inline constexpr const char* kNameRule = "1 to 128 of A-Z a-z 0-9 . _ -, not beginning with . or -";
 
 }  // namespace mlpo

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <optional>
 #include <utility>
@@ -22,7 +21,19 @@ namespace {
 
 constexpr size_t kMaxFileBytes = 1u << 20;
 constexpr const char* kTurn = "turn";  // of a path: {blocks = 4, direction = "one"}
-constexpr std::array<const char*, 4> kSections = {"daemon", "memory", "adam", "scheduler"};
+
+// Those that settings stand in, as they are printed; paths have their own.
+const std::vector<std::string>& Sections() {
+  static const std::vector<std::string> sections = [] {
+    std::vector<std::string> names;
+    for (const Setting<Config>& setting : Settings()) {
+      std::string section = setting.key.substr(0, setting.key.find('.'));
+      if (names.empty() || names.back() != section) names.push_back(std::move(section));
+    }
+    return names;
+  }();
+  return sections;
+}
 
 std::string Place(const std::string& name, const toml::source_region& region) {
   return name + ":" + std::to_string(region.begin.line);
@@ -52,11 +63,15 @@ std::vector<Assignment> Assignments(const toml::table& table, const std::string&
 }
 
 std::string UnknownSection(const std::string& section) {
-  std::vector<std::string> known(kSections.begin(), kSections.end());
+  std::vector<std::string> known = Sections();
   known.push_back("path");
   const std::string nearest = NearestKey(section, known);
   std::string text = "unknown section [" + Printable(section) + "]";
-  if (nearest.empty()) return text + "; known: [daemon] [memory] [adam] [scheduler] [[path]]";
+  if (nearest.empty()) {
+    text += "; known:";
+    for (const std::string& name : Sections()) text += " [" + name + "]";
+    return text + " [[path]]";
+  }
   return text + "; did you mean " + (nearest == "path" ? "[[path]]?" : "[" + nearest + "]?");
 }
 
@@ -84,7 +99,7 @@ TomlFile Take(const toml::table& root, const std::string& name, std::vector<std:
     if (section == "path") {
       TakePaths(node, name, place, &file, problems);
     } else if (const toml::table* table = node.as_table()) {
-      if (std::find(kSections.begin(), kSections.end(), section) == kSections.end()) {
+      if (std::find(Sections().begin(), Sections().end(), section) == Sections().end()) {
         problems->push_back(place + ": " + UnknownSection(section));
         continue;
       }

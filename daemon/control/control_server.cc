@@ -10,6 +10,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 #include <vector>
 
 #include "daemon/base/clock.h"
@@ -34,6 +35,12 @@ constexpr double kMaxTraceSeconds = 60;
 constexpr size_t kTracePiece = 4096;                   // records an answer
 constexpr auto kTraceKept = std::chrono::seconds(60);  // for who does not fetch it
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);
+constexpr std::string_view kPathMethods = "paths_";
+
+bool TakesParameters(const std::string& method) {
+  return method == "bench" || method == "gc" || method == "checkpoint_request" || method.starts_with("trace_") ||
+         method.starts_with(kPathMethods);
+}
 
 }  // namespace
 
@@ -66,6 +73,10 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   void Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request);
   void Doctor(const std::shared_ptr<Connection>& connection, RpcRequest request);
   void Bench(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void CommandPath(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void CollectGarbage(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  std::function<void(Result<std::string>)> Later(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void RequestCheckpoint(const std::shared_ptr<Connection>& connection, RpcRequest request);
   // The recording: one at a time, kept until it has been read, or for a minute.
   struct Recording {
     uint64_t number = 0;
@@ -217,10 +228,16 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
   std::optional<RpcRequest> request = ParseRpc(line, &refusal);
   if (!request) {
     connection->Answer(std::move(refusal));
-  } else if (!request->params.empty() && request->method != "bench" && request->method.rfind("trace_", 0) != 0) {
+  } else if (!request->params.empty() && !TakesParameters(request->method)) {
     Reply(connection, *request, RpcErrorLine(request->id, RpcError::kInvalidParams, "method takes no parameters"));
   } else if (request->method == "bench") {
     Bench(connection, std::move(*request));
+  } else if (request->method.starts_with(kPathMethods)) {
+    CommandPath(connection, std::move(*request));
+  } else if (request->method == "gc") {
+    CollectGarbage(connection, std::move(*request));
+  } else if (request->method == "checkpoint_request") {
+    RequestCheckpoint(connection, std::move(*request));
   } else if (request->method == "drain") {
     Drain(connection, *request);
   } else if (request->method == "trace_start") {
@@ -237,7 +254,8 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     Reply(connection, *request,
           RpcErrorLine(request->id, RpcError::kNoMethod,
                        "no such method; known: status, sessions, paths, metrics, trace_start, trace_stop, trace_read, "
-                       "doctor, version, bench, drain"));
+                       "checkpoint_request, doctor, version, bench, gc, paths_disable, paths_enable, paths_evacuate, "
+                       "drain"));
   }
 }
 
@@ -362,6 +380,59 @@ void ControlServer::Core::Bench(const std::shared_ptr<Connection>& connection, R
     Reply(
         asker, waiter.request,
         result.ok() ? RpcResultLine(id, *result) : RpcErrorLine(id, RpcError::kNotPossible, result.status().message()));
+  });
+}
+
+void ControlServer::Core::CommandPath(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  if (Refused(connection, request)) return;
+  PathCommand command;
+  command.name = request.method.substr(kPathMethods.size());
+  if (command.name != "disable" && command.name != "enable" && command.name != "evacuate")
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kNoMethod, "no such method"));
+  if (const std::string wrong = ParsePathCommand(request.params, &command); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  spdlog::info("event=path_command_requested uid={} pid={} command={}", connection->peer().uid, connection->peer().pid,
+               command.name);
+  handlers_.path(command, Later(connection, std::move(request)));
+}
+
+void ControlServer::Core::CollectGarbage(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  if (Refused(connection, request)) return;
+  GcRequest wanted;
+  if (const std::string wrong = ParseGc(request.params, &wanted); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  spdlog::info("event=gc_requested uid={} pid={} dry_run={}", connection->peer().uid, connection->peer().pid,
+               wanted.dry_run);
+  handlers_.gc(wanted, Later(connection, std::move(request)));
+}
+
+// Answers the peer when it is called, if it is still there.
+std::function<void(Result<std::string>)> ControlServer::Core::Later(const std::shared_ptr<Connection>& connection,
+                                                                    RpcRequest request) {
+  return [weak = weak_from_this(), waiter = Waiter{connection, std::move(request)}](Result<std::string> result) {
+    const auto self = weak.lock();
+    const auto asker = waiter.connection.lock();
+    if (!self || self->stopped_ || !asker || asker->closed()) return;
+    const std::string& id = waiter.request.id;
+    Reply(
+        asker, waiter.request,
+        result.ok() ? RpcResultLine(id, *result) : RpcErrorLine(id, RpcError::kNotPossible, result.status().message()));
+  };
+}
+
+// What the trainers do with it is theirs; it is no command to the daemon.
+void ControlServer::Core::RequestCheckpoint(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  std::optional<std::string> job;
+  if (const std::string wrong = ParseCheckpointRequest(request.params, &job); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  const std::optional<uint32_t> uid =
+      IsAdmin(connection->peer()) ? std::nullopt : std::optional<uint32_t>(connection->peer().uid);
+  const Waiter waiter{connection, std::move(request)};
+  handlers_.request_checkpoint(uid, job, [weak = weak_from_this(), waiter](uint64_t sessions) {
+    const auto self = weak.lock();
+    const auto asker = waiter.connection.lock();
+    if (!self || self->stopped_ || !asker || asker->closed()) return;
+    Reply(asker, waiter.request, RpcResultLine(waiter.request.id, "{\"sessions\":" + std::to_string(sessions) + "}"));
   });
 }
 

@@ -1,10 +1,12 @@
 // ControlServer: answers questions about the daemon on its control socket (JSON-RPC 2.0, one request a line).
 //
-// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; drain, doctor and bench,
-// for administrators. Root, the daemon's uid and members of the admin group see and command everything; everyone else
-// sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED decides, at connect). Peers are not trusted:
-// requests are at most 64 KiB and answered one at a time, so that one who does not read costs one answer's memory; idle
-// connections are closed; connections are limited, per uid too; at most one snapshot is in the making for all of them.
+// Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; checkpoint_request, of
+// the peer's own sessions, or all for administrators; drain, doctor, bench, gc, paths_disable, paths_enable and
+// paths_evacuate, for administrators. Root, the daemon's uid and members of the admin group see and command everything;
+// everyone else sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED decides, at connect). Peers are
+// not trusted: requests are at most 64 KiB and answered one at a time, so that one who does not read costs one answer's
+// memory; idle connections are closed; connections are limited, per uid too; at most one snapshot is in the making for
+// all of them.
 //
 // Owner: the main thread, which runs the io_context; everything here happens there, the handlers are called there and
 // `snapshot` answers there. The io_context outlives the server; an answer that comes after the server is dropped.
@@ -34,6 +36,18 @@ struct BenchRequest {
   double seconds = 0.7;            // of each measurement
 };
 
+// What mlpo-ctl paths disable, enable and evacuate ask for.
+struct PathCommand {
+  std::string name;  // one of these
+  std::string path;  // name or directory
+};
+
+// What mlpo-ctl gc asks for.
+struct GcRequest {
+  bool dry_run = false;
+  std::string node;  // "": the daemon's own
+};
+
 struct ControlHandlers {
   std::function<void(std::function<void(Snapshot)>)> snapshot;                  // answers now or later
   std::function<void()> drain;                                                  // begins to drain; may be called again
@@ -41,9 +55,16 @@ struct ControlHandlers {
   // Measures the paths; answers later, with JSON or an error. One at a time; stop_bench ends it soon, with an error.
   std::function<void(const BenchRequest&, std::function<void(Result<std::string> json)>)> bench = nullptr;
   std::function<void()> stop_bench = nullptr;
+  std::function<void(const GcRequest&, std::function<void(Result<std::string> json)>)> gc = nullptr;  // answers later
+  // Answers when the command is in force, with JSON, or with why it is not.
+  std::function<void(const PathCommand&, std::function<void(Result<std::string> json)>)> path = nullptr;
   // Records for so long, or until trace_stop; answers later. One at a time.
   std::function<void(double seconds, std::function<void(Trace)>)> trace = nullptr;
   std::function<void()> trace_stop = nullptr;
+  // Asks trainers for a checkpoint: sessions of this user (nullopt: of all), of this job (nullopt: of all). Answers
+  // later, with how many there are.
+  std::function<void(std::optional<uint32_t> uid, std::optional<std::string> job, std::function<void(uint64_t)>)>
+      request_checkpoint = nullptr;
 };
 
 struct ControlOptions {

@@ -61,6 +61,41 @@ std::string ParseBench(const std::string& params, BenchRequest* request) {
   return "";
 }
 
+std::string ParseGc(const std::string& params, GcRequest* request) {
+  const json parsed = json::parse(params.empty() ? "{}" : params, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) return "the parameters of gc are an object";
+  for (const auto& [key, value] : parsed.items()) {
+    if (key == "dry_run" && value.is_boolean()) {
+      request->dry_run = value.get<bool>();
+    } else if (key == "node" && value.is_string()) {
+      request->node = value.get<std::string>();
+    } else {
+      return "gc takes \"dry_run\" (true or false) and \"node\" (a name)";
+    }
+  }
+  return "";
+}
+
+std::string ParsePathCommand(const std::string& params, PathCommand* command) {
+  const json parsed = json::parse(params.empty() ? "{}" : params, nullptr, /*allow_exceptions=*/false);
+  const auto path = parsed.is_object() ? parsed.find("path") : parsed.end();
+  if (!parsed.is_object() || parsed.size() != 1 || path == parsed.end() || !path->is_string())
+    return "the parameters are {\"path\": its name or directory}";
+  command->path = path->get<std::string>();
+  return "";
+}
+
+std::string ParseCheckpointRequest(const std::string& params, std::optional<std::string>* job) {
+  if (params.empty()) return "";
+  const json parsed = json::parse(params, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object()) return "the parameters of checkpoint_request are an object";
+  for (const auto& [key, value] : parsed.items()) {
+    if (key != "job" || !value.is_string()) return "checkpoint_request takes \"job\" (a string)";
+    *job = value.get<std::string>();
+  }
+  return "";
+}
+
 std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply) {
   RpcRequest request;
   request.id = "null";

@@ -33,6 +33,15 @@ std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply);
 // The parameters of "bench"; returns what is wrong with them, "" if nothing.
 struct BenchRequest;
 std::string ParseBench(const std::string& params, BenchRequest* request);
+// Those of "gc".
+struct GcRequest;
+std::string ParseGc(const std::string& params, GcRequest* request);
+// Those of "paths_disable" and the like.
+struct PathCommand;
+std::string ParsePathCommand(const std::string& params, PathCommand* command);
+
+// Likewise of "checkpoint_request". *job: nullopt without one.
+std::string ParseCheckpointRequest(const std::string& params, std::optional<std::string>* job);
 
 // `result` is JSON text.
 std::string RpcResultLine(const std::string& id, const std::string& result);

@@ -108,6 +108,8 @@ void AddDaemon(const Snapshot& s, Families* out) {
   out->Add(s.protocol_errors);
   out->Counter("mlpo_lost_wakeups_total", "Work found by a time-out: more than 0 is a bug.");
   out->Add(s.lost_wakeups);
+  out->Counter("mlpo_log_lines_dropped_total", "Lines of the log that stderr did not take.");
+  out->Add(s.log_lines_dropped);
   out->Gauge("mlpo_arenas_bytes", "Shared memory of all sessions.");
   out->Add(s.arenas_bytes);
   out->Gauge("mlpo_arenas_limit_bytes", "What it may reach.");
@@ -133,6 +135,17 @@ void AddSteps(const Snapshot& s, Families* out) {
   out->Add(steps.read_blocks, {{"found", "read"}});
   out->Counter("mlpo_workers_busy_seconds_total", "Time in which the Adam workers had something to do.");
   out->Add(static_cast<double>(s.workers_busy_ns) / kNsPerS);
+}
+
+void AddCheckpoints(const Snapshot& s, Families* out) {
+  const CheckpointTotals& totals = s.checkpoint_totals;
+  out->Counter("mlpo_checkpoint_parts_total", "Parts of checkpoints, a rank's each, by how they ended.");
+  out->Add(totals.saved, {{"result", "saved"}});
+  out->Add(totals.failed, {{"result", "failed"}});
+  out->Gauge("mlpo_checkpoint_parts_running", "Parts of checkpoints that have begun and not ended.");
+  out->Add(totals.begun - totals.saved - totals.failed);
+  out->Counter("mlpo_checkpoint_copied_bytes_total", "Of blocks that were copied for checkpoints.");
+  out->Add(totals.copied_bytes);
 }
 
 void AddPool(const PoolSnapshot& pool, Families* out) {
@@ -180,10 +193,22 @@ void AddPaths(const std::vector<PathSnapshot>& paths, Families* out) {
   both(&PathSnapshot::read_bytes_per_s, &PathSnapshot::write_bytes_per_s);
   out->Counter("mlpo_path_errors_total", "Transfers that failed.");
   both(&PathSnapshot::read_errors, &PathSnapshot::write_errors);
+  out->Counter("mlpo_path_checksum_mismatches_total", "Pieces of blocks that were read and were not what was written.");
+  one(&PathSnapshot::checksum_mismatches);
+  out->Counter("mlpo_path_checksum_errors_total", "Blocks of which that was so when they were read again, too.");
+  one(&PathSnapshot::checksum_errors);
+  out->Counter("mlpo_path_probes_total", "Blocks that were written and read back to see whether the path is well.");
+  one(&PathSnapshot::probes);
+  out->Counter("mlpo_path_probe_failures_total", "Probes that failed.");
+  one(&PathSnapshot::failed_probes);
   out->Gauge("mlpo_path_transfers_in_flight", "Transfers begun and not ended.");
   one(&PathSnapshot::in_flight);
   out->Gauge("mlpo_path_scratch_bytes", "Of blocks on the path.");
   one(&PathSnapshot::scratch_bytes);
+  out->Gauge("mlpo_path_evacuation_left_bytes", "What mlpo-ctl paths evacuate has still to move off the path.");
+  each([&](const PathSnapshot& p) {
+    out->Add(p.evacuating ? p.scratch_bytes + p.checkpoint_bytes : 0, {{"path", p.name}});
+  });
   out->Gauge("mlpo_path_checkpoint_bytes", "Of checkpoints on the path.");
   one(&PathSnapshot::checkpoint_bytes);
   out->Gauge("mlpo_path_model_bytes_per_second", "What the path is believed to do.");
@@ -236,6 +261,7 @@ void AddBeats(const LiveCounters& live, Families* out) {
 void AddSnapshot(const Snapshot& snapshot, Viewer viewer, Families* out) {
   AddDaemon(snapshot, out);
   AddSteps(snapshot, out);
+  AddCheckpoints(snapshot, out);
   AddPool(snapshot.pool, out);
   AddPaths(snapshot.paths, out);
   if (viewer != kNobody) AddSessions(snapshot, viewer, out);

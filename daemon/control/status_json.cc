@@ -1,6 +1,7 @@
 #include "daemon/control/status_json.h"
 
 #include <nlohmann/json.hpp>
+#include <system_error>
 
 #include "daemon/base/clock.h"
 #include "daemon/control/metrics.h"
@@ -14,8 +15,6 @@ using nlohmann::ordered_json;
 std::string Dump(const ordered_json& value) {
   return value.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
-
-double Seconds(int64_t ns) { return static_cast<double>(ns) / kNsPerS; }
 
 // Into `to`, as "adam_s" and so on.
 void AddSums(const StepSums& sums, ordered_json* to) {
@@ -82,8 +81,57 @@ ordered_json Sessions(const Snapshot& snapshot, Viewer viewer) {
   return all;
 }
 
+ordered_json Quotas(const Snapshot& snapshot, Viewer viewer) {
+  ordered_json all = ordered_json::array();
+  for (const QuotaSnapshot& q : snapshot.quotas) {
+    if (viewer && q.uid != *viewer) continue;
+    ordered_json entry = {{"uid", q.uid}, {"job", q.job.empty() ? ordered_json() : ordered_json(q.job)}};
+    for (const QuotaSnapshot::Amount& amount : q.amounts)
+      entry[amount.name] = {{"used", amount.used}, {"limit", amount.limit}};
+    all.push_back(std::move(entry));
+  }
+  return all;
+}
+
+ordered_json Checkpoints(const Snapshot& snapshot, Viewer viewer) {
+  ordered_json running = ordered_json::array();
+  for (const CheckpointSnapshot& c : snapshot.checkpoints) {
+    if (viewer && c.uid != *viewer) continue;
+    running.push_back({{"job", c.job},
+                       {"uid", c.uid},
+                       {"rank", c.rank},
+                       {"directory", c.directory},
+                       {"tag", c.tag},
+                       {"step", c.step},
+                       {"phase", c.phase},
+                       {"bytes", c.bytes},
+                       {"copied_bytes", c.copied_bytes},
+                       {"bytes_per_s", c.bytes_per_s},
+                       {"left_s", c.left_s},
+                       {"bound_s", c.bound_s}});
+  }
+  const CheckpointTotals& totals = snapshot.checkpoint_totals;
+  return {{"begun", totals.begun},
+          {"saved", totals.saved},
+          {"failed", totals.failed},
+          {"copied_bytes", totals.copied_bytes},
+          {"running", std::move(running)}};
+}
+
 ordered_json Totals(const Snapshot& snapshot) {
   return {{"sessions", snapshot.total_sessions}, {"parameters", snapshot.total_parameters}};
+}
+
+double StateSeconds(const Snapshot& snapshot, const PathSnapshot& p) {
+  return p.state_since_ns == 0 ? snapshot.uptime_s : Seconds(snapshot.taken_ns - p.state_since_ns);
+}
+
+ordered_json Evacuation(const PathSnapshot& p) {
+  if (!p.evacuating) return nullptr;
+  return {{"total_bytes", p.evacuation_bytes},
+          {"left_bytes", p.scratch_bytes + p.checkpoint_bytes},
+          {"unreadable_blocks", p.unreadable_blocks},
+          {"done", p.evacuated}};
 }
 
 ordered_json Paths(const Snapshot& snapshot) {
@@ -103,7 +151,14 @@ ordered_json Paths(const Snapshot& snapshot) {
                    {"checkpoint_bytes", p.checkpoint_bytes},
                    {"read_errors", p.read_errors},
                    {"write_errors", p.write_errors},
+                   {"checksum_mismatches", p.checksum_mismatches},
+                   {"checksum_errors", p.checksum_errors},
                    {"in_flight", p.in_flight},
+                   {"error", p.error == 0 ? "" : std::generic_category().message(p.error)},
+                   {"state_s", StateSeconds(snapshot, p)},
+                   {"probes", p.probes},
+                   {"failed_probes", p.failed_probes},
+                   {"evacuation", Evacuation(p)},
                    {"read_busy_s", Seconds(p.read_busy_ns)},
                    {"write_busy_s", Seconds(p.write_busy_ns)},
                    {"busy_s", Seconds(p.busy_ns)},
@@ -154,10 +209,13 @@ std::string StatusJson(const Snapshot& s, Viewer viewer) {
                {"steps", Steps(s)},
                {"protocol_errors", s.protocol_errors},
                {"lost_wakeups", s.lost_wakeups},
+               {"log_lines_dropped", s.log_lines_dropped},
                {"arenas_bytes", s.arenas_bytes},
                {"arenas_limit_bytes", s.arenas_limit_bytes},
                {"totals", Totals(s)},
                {"sessions", Sessions(s, viewer)},
+               {"quotas", Quotas(s, viewer)},
+               {"checkpoints", Checkpoints(s, viewer)},
                {"paths", Paths(s)},
                {"pool", Pool(s.pool)}});
 }
@@ -170,6 +228,19 @@ std::string PathsJson(const Snapshot& s) { return Dump({{"state", s.state}, {"pa
 
 std::string MetricsJson(const Snapshot& s, Viewer viewer) {
   return Dump({{"content_type", "text/plain; version=0.0.4; charset=utf-8"}, {"text", MetricsText(s, viewer)}});
+}
+
+std::string GcJson(const GcReport& report) {
+  const auto items = [](const std::vector<GcItem>& all) {
+    ordered_json array = ordered_json::array();
+    for (const GcItem& item : all) array.push_back({{"file", item.file}, {"bytes", item.bytes}, {"why", item.why}});
+    return array;
+  };
+  return Dump({{"dry_run", report.dry_run},
+               {"bytes", report.removed_bytes()},
+               {"removed", items(report.removed)},
+               {"kept", items(report.kept)},
+               {"failed", items(report.failed)}});
 }
 
 std::string BenchJson(const std::vector<BenchSnapshot>& paths) {

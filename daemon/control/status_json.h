@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "daemon/types/gc_report.h"
 #include "daemon/types/snapshot.h"
 
 namespace mlpo {
@@ -16,6 +17,7 @@ std::string StatusJson(const Snapshot& snapshot, Viewer viewer);
 std::string SessionsJson(const Snapshot& snapshot, Viewer viewer);  // {"state", "sessions", "totals"}
 std::string PathsJson(const Snapshot& snapshot);                    // {"state", "paths"}
 std::string BenchJson(const std::vector<BenchSnapshot>& paths);
+std::string GcJson(const GcReport& report);                        // {"dry_run", "bytes", "removed", "kept", "failed"}
 std::string VersionJson(const Snapshot& snapshot);                 // {"version", "abi_major", "abi_minor"}
 std::string MetricsJson(const Snapshot& snapshot, Viewer viewer);  // {"content_type", "text"}
 

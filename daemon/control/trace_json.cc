@@ -62,6 +62,8 @@ std::string OpName(uint8_t op) {
       return "read state";
     case MLPO_OP_WRITE_STATE:
       return "write state";
+    case MLPO_OP_NOP:
+      return "checksums";
     default:
       return "object";
   }

@@ -1,13 +1,15 @@
 #include "daemon/io/file_header.h"
 
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <bit>
 #include <cerrno>
 #include <cstring>
 #include <type_traits>
 
+#include "daemon/base/checksum.h"
+#include "daemon/base/file_io.h"
+#include "daemon/base/name.h"
 #include "daemon/io/scratch_layout.h"
 
 namespace mlpo {
@@ -36,7 +38,7 @@ static_assert(offsetof(FileHeaderPage, generation) == 32 && offsetof(FileHeaderP
 static_assert(std::is_trivially_copyable_v<FileHeaderPage>);
 static_assert(std::endian::native == std::endian::little, "the file format is little endian");
 
-uint64_t Checksum(const FileHeaderPage& page) { return XXH3_64bits(&page, offsetof(FileHeaderPage, checksum)); }
+uint64_t ChecksumOf(const FileHeaderPage& page) { return Checksum(&page, offsetof(FileHeaderPage, checksum)); }
 
 std::string Describe(const FileIdentity& identity) {
   return "daemon uid " + std::to_string(identity.daemon_uid) + " node " + identity.node + " client uid " +
@@ -47,7 +49,7 @@ std::string Describe(const FileIdentity& identity) {
 }  // namespace
 
 HeaderPage MakeFileHeader(const FileIdentity& identity) {
-  MLPO_CHECK(IsFolderName(identity.node) && IsFolderName(identity.owner.job));
+  MLPO_CHECK(IsName(identity.node) && IsName(identity.owner.job));
   FileHeaderPage page{};
   std::memcpy(page.magic, kMagic, sizeof kMagic);
   page.format_version = kFormatVersion;
@@ -58,7 +60,7 @@ HeaderPage MakeFileHeader(const FileIdentity& identity) {
   page.generation = identity.owner.generation;
   std::memcpy(page.node, identity.node.data(), identity.node.size());
   std::memcpy(page.job, identity.owner.job.data(), identity.owner.job.size());
-  page.checksum = Checksum(page);
+  page.checksum = ChecksumOf(page);
   HeaderPage out;
   std::memcpy(out.bytes.data(), &page, sizeof page);
   return out;
@@ -68,7 +70,7 @@ Result<FileIdentity> ParseFileHeader(const HeaderPage& bytes) {
   FileHeaderPage page;
   std::memcpy(&page, bytes.bytes.data(), sizeof page);
   if (std::memcmp(page.magic, kMagic, sizeof kMagic) != 0) return Status::Invalid("no state file header (wrong magic)");
-  if (page.checksum != Checksum(page)) return Status::Invalid("the file header is damaged (wrong checksum)");
+  if (page.checksum != ChecksumOf(page)) return Status::Invalid("the file header is damaged (wrong checksum)");
   if (page.format_version != kFormatVersion)
     return Status::Invalid("the file header has format " + std::to_string(page.format_version) +
                            ", this daemon knows " + std::to_string(kFormatVersion));
@@ -79,24 +81,25 @@ Result<FileIdentity> ParseFileHeader(const HeaderPage& bytes) {
   identity.owner.job.assign(page.job, ::strnlen(page.job, kNameBytes));
   identity.owner.rank = page.rank;
   identity.owner.generation = page.generation;
-  if (page.header_bytes != sizeof page || !IsFolderName(identity.node) || !IsFolderName(identity.owner.job))
+  if (page.header_bytes != sizeof page || !IsName(identity.node) || !IsName(identity.owner.job))
     return Status::Invalid("the file header has names or sizes that this daemon never writes");
   return identity;
 }
 
-Status CheckFileHeader(int fd, const FileIdentity& expected) {
+Result<FileIdentity> ReadFileHeader(int fd) {
   HeaderPage page;
-  size_t done = 0;
-  while (done < page.bytes.size()) {
-    const ssize_t got = ::pread(fd, page.bytes.data() + done, page.bytes.size() - done, static_cast<off_t>(done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return Status::Errno(errno, "reading a file header");
-    if (got == 0 || (got % 512 != 0)) return Status::Invalid("the file ends within its header");
-    done += static_cast<size_t>(got);
-  }
-  Result<FileIdentity> found = ParseFileHeader(page);
+  size_t got = 0;
+  const int error = ReadAt(fd, page.bytes.data(), page.bytes.size(), 0, &got);
+  // Behind an odd end O_DIRECT is refused, which is no other error than the end.
+  if (error != 0 && got % 512 == 0) return Status::Errno(error, "reading a file header");
+  if (got < page.bytes.size()) return Status::Invalid("the file ends within its header");
+  return ParseFileHeader(page);
+}
+
+Status CheckFileHeader(int fd, const FileIdentity& expected) {
+  const Result<FileIdentity> found = ReadFileHeader(fd);
   if (!found.ok()) return found.status();
-  const std::string is = Describe(*found), should = Describe(expected);
+  const std::string is = Describe(found.value()), should = Describe(expected);
   if (is != should) return Status(-EPERM, "the file belongs to " + is + ", not to " + should);
   return Status();
 }

@@ -30,6 +30,8 @@ HeaderPage MakeFileHeader(const FileIdentity& identity);
 // EINVAL with what is wrong if it is not a header of ours: magic, format version, checksum, names.
 Result<FileIdentity> ParseFileHeader(const HeaderPage& page);
 
+// Of an open file. EINVAL as ParseFileHeader.
+Result<FileIdentity> ReadFileHeader(int fd);
 // Reads the header of an open file and compares: EINVAL as ParseFileHeader, EPERM if it is somebody else's, naming
 // both.
 Status CheckFileHeader(int fd, const FileIdentity& expected);

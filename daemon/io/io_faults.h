@@ -25,6 +25,8 @@ class IoFaults {
   virtual int64_t Outcome(Direction /*direction*/, uint64_t /*offset*/, size_t /*bytes*/, int64_t result) {
     return result;
   }
+  // What a read has brought, `bytes` of the file from `offset` on, before anybody sees it: may be changed.
+  virtual void DataRead(uint64_t /*offset*/, std::byte* /*data*/, size_t /*bytes*/) {}
 };
 
 }  // namespace mlpo

@@ -12,9 +12,11 @@
 #include <mutex>
 #include <system_error>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "daemon/base/log.h"
+#include "daemon/base/name.h"
 #include "daemon/io/block_device.h"
 #include "daemon/io/byte_text.h"
 #include "daemon/io/file_header.h"
@@ -34,8 +36,11 @@ constexpr uint64_t kNoCapacity = std::numeric_limits<uint64_t>::max();
 struct StateFile {
   std::shared_ptr<const UniqueFd> fd;  // shared with AvailableBytes while it asks; the last one closes it
   FileOwner owner;
+  dev_t device = 0;  // where it is, to know it by when it is closed
+  ino_t inode = 0;   // 0: not known
   uint64_t reserved_bytes = 0;
-  bool allocated = true;  // false: the file system has no fallocate; what is not written yet is only promised
+  bool allocated = true;     // false: the file system has no fallocate; what is not written yet is only promised
+  bool handed_over = false;  // it has no name of ours any more
 };
 
 // Bytes that are promised to a file but not on storage yet.
@@ -49,6 +54,7 @@ uint64_t PromisedBytes(const StateFile& file) {
 }  // namespace
 
 struct Path::Impl {
+  // Set by Open, and not changed afterwards: threads other than the keeper read both.
   std::string shown;  // <directory>/mlpo/<uid>/<node>
   std::string node;
   UniqueFd node_fd;
@@ -65,7 +71,7 @@ struct Path::Impl {
     {
       std::lock_guard guard(mutex);
       for (const auto& [id, file] : files)
-        if (!file.allocated) promised.push_back(file);
+        if (!file.allocated && !file.handed_over) promised.push_back(file);
     }
     struct statvfs fs;
     if (::fstatvfs(node_fd.get(), &fs) != 0) return PathError(errno, "asking for free space of", shown);
@@ -82,14 +88,36 @@ struct Path::Impl {
     return shown + "/" + JobFolder(owner) + "/" + RankFolder(owner) + "/" + kStateFile;
   }
 
+  // Its own descriptor, for threads other than the keeper: which may close the path's meanwhile.
+  Result<UniqueFd> NodeFolder() const {
+    const std::lock_guard guard(mutex);
+    if (!node_fd) return Status(-EBADF, shown + " has been evacuated");
+    UniqueFd folder(::fcntl(node_fd.get(), F_DUPFD_CLOEXEC, 0));
+    if (!folder) return PathError(errno, "opening", shown);
+    return folder;
+  }
+
   Status OpenFolders(const std::string& directory);
+  void CloseFolders() {
+    UniqueFd folder;
+    {
+      const std::lock_guard guard(mutex);
+      folder = std::move(node_fd);
+    }
+    lock.reset();
+  }
+  Status CleanUp(const std::string& path_name) const;
   Result<UniqueFd> MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const;
   Result<UniqueFd> TryStateFile(int folder_fd, const FileOwner& owner, bool direct, bool nameless) const;
-  Status Unlink(const FileOwner& owner) const;
+  Status Unlink(const StateFile& file) const;
+  Result<UniqueFd> OpenRankFolder(const FileOwner& owner, UniqueFd* job_fd) const;
+  Status RemoveFolders(int job_fd, const FileOwner& owner) const;
+  Status IsOurs(int folder_fd, const StateFile& file) const;
 };
 
 // With its header on storage before it has a name, so that a crash leaves no file that we would not know as ours; where
-// the file system cannot make nameless files, the header follows the name.
+// the file system cannot make nameless files, the header follows the name. The header is read back before anything else
+// is done with the file: a path that gives back something else is refused here, not in the middle of a step.
 Result<UniqueFd> Path::Impl::MakeStateFile(int folder_fd, const FileOwner& owner, bool direct) const {
   Result<UniqueFd> fd = TryStateFile(folder_fd, owner, direct, true);
   return fd.ok() ? std::move(fd) : TryStateFile(folder_fd, owner, direct, false);
@@ -103,7 +131,9 @@ Result<UniqueFd> Path::Impl::TryStateFile(int folder_fd, const FileOwner& owner,
   if (!fd) return PathError(errno, "making the state file", name);
 
   int error = 0;
-  const HeaderPage header = MakeFileHeader({node, ::geteuid(), owner});
+  Status checked;
+  const FileIdentity identity{node, ::geteuid(), owner};
+  const HeaderPage header = MakeFileHeader(identity);
   const ssize_t put = ::pwrite(fd.get(), header.bytes.data(), header.bytes.size(), 0);
   if (put < 0) {
     error = errno;
@@ -111,54 +141,104 @@ Result<UniqueFd> Path::Impl::TryStateFile(int folder_fd, const FileOwner& owner,
     error = ENOSPC;
   } else if (::fdatasync(fd.get()) != 0) {
     error = errno;
+  } else if (checked = CheckFileHeader(fd.get(), identity); !checked.ok()) {
+    checked = checked.Within("the header of " + name + " is not read back as it was written");
   } else if (nameless) {
     const std::string self = "/proc/self/fd/" + std::to_string(fd.get());
     if (::linkat(AT_FDCWD, self.c_str(), folder_fd, kStateFile, AT_SYMLINK_FOLLOW) != 0) error = errno;
   }
-  if (error == 0) return fd;
+  if (error == 0 && checked.ok()) return fd;
   if (!nameless) (void)::unlinkat(folder_fd, kStateFile, 0);  // the first error is the one to report
-  return PathError(error, "writing the header of", name);
+  return error != 0 ? PathError(error, "writing the header of", name) : checked;
 }
 
-// The file and its folders. Folders that others still use stay.
-Status Path::Impl::Unlink(const FileOwner& owner) const {
+// Whether what has the name of a file of ours is that file: the one that we made, or, as some file systems number files
+// anew, one with the same header. Anything else was put there by somebody else.
+Status Path::Impl::IsOurs(int folder_fd, const StateFile& file) const {
+  const std::string name = FileName(file.owner);
+  struct stat named_file;
+  if (::fstatat(folder_fd, kStateFile, &named_file, AT_SYMLINK_NOFOLLOW) != 0)
+    return PathError(errno, "looking at", name);
+  if (file.inode != 0 && file.device == named_file.st_dev && file.inode == named_file.st_ino) return Status();
+  Status found(-EPERM, "it is no regular file");
+  if (S_ISREG(named_file.st_mode)) {
+    const UniqueFd there(::openat(folder_fd, kStateFile, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    found = there ? CheckFileHeader(there.get(), {node, ::geteuid(), file.owner}) : Status::Errno(errno, "opening it");
+  }
+  return found.Within(name + " has been replaced by something that is not ours and stays");
+}
+
+Result<UniqueFd> Path::Impl::OpenRankFolder(const FileOwner& owner, UniqueFd* job_fd) const {
   constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
-  const std::string job = JobFolder(owner), rank = RankFolder(owner), name = FileName(owner);
-  UniqueFd job_fd(::openat(node_fd.get(), job.c_str(), kFolderFlags));
-  if (!job_fd) return PathError(errno, "removing", name);
-  UniqueFd rank_fd(::openat(job_fd.get(), rank.c_str(), kFolderFlags));
-  if (!rank_fd) return PathError(errno, "removing", name);
-  if (::unlinkat(rank_fd.get(), kStateFile, 0) != 0) return PathError(errno, "removing", name);
-  if (::unlinkat(job_fd.get(), rank.c_str(), AT_REMOVEDIR) != 0)
-    return PathError(errno, "removing the folder of", name);
-  if (::unlinkat(node_fd.get(), job.c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY && errno != EEXIST)
-    return PathError(errno, "removing the job folder of", name);
+  Result<UniqueFd> folder = NodeFolder();
+  if (!folder.ok()) return folder.status();
+  *job_fd = UniqueFd(::openat(folder->get(), JobFolder(owner).c_str(), kFolderFlags));
+  if (!*job_fd) return PathError(errno, "opening the folder of", FileName(owner));
+  UniqueFd rank_fd(::openat(job_fd->get(), RankFolder(owner).c_str(), kFolderFlags));
+  if (!rank_fd) return PathError(errno, "opening the folder of", FileName(owner));
+  return rank_fd;
+}
+
+// Of a file that has gone. Folders that others still use stay.
+Status Path::Impl::RemoveFolders(int job_fd, const FileOwner& owner) const {
+  if (::unlinkat(job_fd, RankFolder(owner).c_str(), AT_REMOVEDIR) != 0)
+    return PathError(errno, "removing the folder of", FileName(owner));
+  Result<UniqueFd> folder = NodeFolder();
+  if (!folder.ok()) return folder.status();
+  if (::unlinkat(folder->get(), JobFolder(owner).c_str(), AT_REMOVEDIR) != 0 && errno != ENOTEMPTY && errno != EEXIST)
+    return PathError(errno, "removing the job folder of", FileName(owner));
   return Status();
+}
+
+// The file and its folders. A file that others have put there stays. The file is closed before: of one that is open NFS
+// would leave another in the folder, which then could not be removed.
+Status Path::Impl::Unlink(const StateFile& file) const {
+  if (file.handed_over) return Status();
+  UniqueFd job_fd;
+  Result<UniqueFd> rank_fd = OpenRankFolder(file.owner, &job_fd);
+  if (!rank_fd.ok()) return rank_fd.status();
+  if (Status ours = IsOurs(rank_fd->get(), file); !ours.ok()) return ours;
+  if (::unlinkat(rank_fd->get(), kStateFile, 0) != 0) return PathError(errno, "removing", FileName(file.owner));
+  return RemoveFolders(job_fd.get(), file.owner);
 }
 
 // Each level below the directory that the user named, then the lock of the last one.
 Status Path::Impl::OpenFolders(const std::string& directory) {
   Result<UniqueFd> directory_fd = OpenPathDirectory(directory);
   if (!directory_fd.ok()) return directory_fd.status();
-  shown = directory + "/" + kTopFolder;
-  Result<UniqueFd> top = OpenTopFolder(directory_fd->get(), shown);
+  const std::string top_shown = directory + "/" + kTopFolder;
+  Result<UniqueFd> top = OpenTopFolder(directory_fd->get(), top_shown);
   if (!top.ok()) return top.status();
   const std::string uid = std::to_string(::geteuid());
-  shown += "/" + uid;
-  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, shown);
+  Result<UniqueFd> own = OpenOwnFolder(top->get(), uid, top_shown + "/" + uid);
   if (!own.ok()) return own.status();
-  shown += "/" + node;
   Result<UniqueFd> last = OpenOwnFolder(own->get(), node, shown);
   if (!last.ok()) return last.status();
-  node_fd = std::move(*last);
-  Result<UniqueFd> locked = LockNodeFolder(node_fd.get(), node, shown);
+  Result<UniqueFd> locked = LockNodeFolder(last->get(), node, shown);
+  {
+    const std::lock_guard guard(mutex);
+    node_fd = std::move(*last);
+  }
   if (!locked.ok()) return locked.status();
   lock = std::move(*locked);
   return Status();
 }
 
+// What dead sessions left, before there are living ones.
+Status Path::Impl::CleanUp(const std::string& path_name) const {
+  const Result<GcReport> cleaned = CleanScratch(node_fd.get(), node, shown, {});
+  if (!cleaned.ok()) return cleaned.status();
+  const GcReport& report = cleaned.value();
+  for (const GcItem& item : report.kept) spdlog::warn("event=scratch_kept file={} reason=\"{}\"", item.file, item.why);
+  if (!report.removed.empty()) {
+    spdlog::info("event=scratch_removed path={} files={} bytes={}", path_name, report.removed.size(),
+                 report.removed_bytes());
+  }
+  return Status();
+}
+
 Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::string& name, const std::string& node) {
-  if (!IsFolderName(node))
+  if (!IsName(node))
     return Status::Invalid("the node name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}; set [daemon] node");
   std::unique_ptr<Path> path(new Path());
   path->impl_ = std::make_unique<Impl>();
@@ -167,13 +247,12 @@ Result<std::unique_ptr<Path>> Path::Open(const PathConfig& config, const std::st
   path->config_ = config;
   Impl& impl = *path->impl_;
   impl.node = node;
+  impl.shown = path->folder_shown();
   const Status opened = impl.OpenFolders(config.directory);
   if (!opened.ok()) return opened;
 
-  Result<CleanupResult> cleaned = RemoveDeadScratch(impl.node_fd.get(), node, impl.shown);
-  if (!cleaned.ok()) return cleaned.status();
-  if (cleaned->removed > 0)
-    spdlog::info("event=scratch_removed path={} files={} bytes={}", name, cleaned->removed, cleaned->bytes);
+  const Status cleaned = impl.CleanUp(name);
+  if (!cleaned.ok()) return cleaned;
 
   Result<PathRecord> record = LoadPathRecord(impl.node_fd.get(), impl.shown);
   if (record.ok()) {
@@ -200,13 +279,77 @@ Path::~Path() {
   // Working state lives as long as its session; what is left here belongs to sessions that end with us.
   for (auto& [id, file] : impl_->files) {
     file.fd.reset();
-    const Status removed = impl_->Unlink(file.owner);
+    const Status removed = impl_->Unlink(file);
     if (!removed.ok()) spdlog::warn("event=scratch_left path={} error=\"{}\"", name_, removed.message());
   }
 }
 
+Result<UniqueFd> Path::OpenFolder() const { return impl_->NodeFolder(); }
+
+std::string Path::folder_shown() const {
+  return directory_ + "/" + kTopFolder + "/" + std::to_string(::geteuid()) + "/" + impl_->node;
+}
+
 Status Path::SaveRecord(const PathRecord& record) const {
   return SavePathRecord(impl_->node_fd.get(), impl_->shown, record);
+}
+
+Status Path::Probe(uint64_t bytes, uint64_t end) const {
+  return ProbeBlock(impl_->node_fd.get(), impl_->shown, direct_io_, bytes, end);
+}
+
+Result<GcReport> Path::CollectGarbage(bool dry_run) const {
+  CleanupOptions options;
+  options.dry_run = dry_run;
+  if (!impl_->node_fd) {  // released: others may use it
+    GcReport nothing;
+    nothing.dry_run = dry_run;
+    return nothing;
+  }
+  options.is_live = [this](const FileOwner& owner) {
+    const std::lock_guard guard(impl_->mutex);
+    return std::any_of(impl_->files.begin(), impl_->files.end(), [&](const auto& entry) {
+      const FileOwner& live = entry.second.owner;
+      return live.client_uid == owner.client_uid && live.job == owner.job && live.rank == owner.rank &&
+             live.generation == owner.generation;
+    });
+  };
+  return CleanScratch(impl_->node_fd.get(), impl_->node, impl_->shown, options);
+}
+
+Status Path::Beat() const {
+  if (!impl_->lock) return Status();
+  return ::futimens(impl_->lock.get(), nullptr) == 0 ? Status()
+                                                     : PathError(errno, "touching the lock file in", impl_->shown);
+}
+
+Status Path::Release() {
+  {
+    const std::lock_guard guard(impl_->mutex);
+    if (!impl_->files.empty())
+      return Status(-EBUSY, "path " + name_ + " (" + directory_ + ") has " + std::to_string(impl_->files.size()) +
+                                " files of sessions");
+  }
+  impl_->CloseFolders();
+  return Status();
+}
+
+Status Path::Retake() {
+  if (impl_->node_fd) return Status();
+  Status status = impl_->OpenFolders(directory_);
+  if (status.ok()) status = impl_->CleanUp(name_);
+  if (status.ok()) {
+    const Result<ProbeResult> probe = ProbeFolder(impl_->node_fd.get(), impl_->shown, config_.direct);
+    status = probe.status();
+    if (status.ok() && probe.value().direct != direct_io_)
+      status = Status(-EOPNOTSUPP, "path " + name_ + " (" + directory_ + ") " +
+                                       (direct_io_ ? "no longer does O_DIRECT (" + probe.value().reason + ")"
+                                                   : std::string("does O_DIRECT now")) +
+                                       ": start the daemon anew to use it so");
+  }
+  if (status.ok()) return status;
+  impl_->CloseFolders();
+  return status;
 }
 
 uint64_t Path::AvailableBytes() const {
@@ -229,7 +372,7 @@ uint64_t Path::ReservedBytes() const {
 }
 
 Result<FileId> Path::CreateFile(const FileOwner& owner) {
-  if (!IsFolderName(owner.job)) return Status::Invalid("a job name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
+  if (!IsName(owner.job)) return Status::Invalid("a job name must match [A-Za-z0-9_][A-Za-z0-9._-]{0,127}");
   const std::string job = JobFolder(owner), rank = RankFolder(owner);
   Result<UniqueFd> job_fd = OpenOwnFolder(impl_->node_fd.get(), job, impl_->shown + "/" + job);
   if (!job_fd.ok()) return job_fd.status();
@@ -242,6 +385,10 @@ Result<FileId> Path::CreateFile(const FileOwner& owner) {
     return fd.status();
   }
   StateFile file;
+  if (struct stat st; ::fstat(fd->get(), &st) == 0) {  // else its header says whose it is
+    file.device = st.st_dev;
+    file.inode = st.st_ino;
+  }
   file.fd = std::make_shared<const UniqueFd>(std::move(*fd));
   file.owner = owner;
   std::lock_guard lock(impl_->mutex);
@@ -250,7 +397,7 @@ Result<FileId> Path::CreateFile(const FileOwner& owner) {
   return id;
 }
 
-Status Path::Reserve(FileId id, uint64_t bytes) {
+Status Path::Reserve(FileId id, uint64_t bytes, bool unused) {
   // Only this thread makes and removes files, so the descriptor stays; the lock is not held over a slow fallocate.
   int fd = -1;
   uint64_t from = 0;
@@ -282,14 +429,14 @@ Status Path::Reserve(FileId id, uint64_t bytes) {
       at += length;
     } else if (errno == EOPNOTSUPP || errno == ENOSYS) {  // promised only; room for it was checked above
       allocated = false;
-      if (::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + bytes)) != 0) error = errno;
+      if (unused && ::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + bytes)) != 0) error = errno;
       break;
     } else if (errno != EINTR) {
       error = errno;
     }
   }
-  if (error != 0) {  // give back what a failed attempt took; extents below `from` are not touched
-    if (::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + from)) != 0)
+  if (error != 0) {
+    if (unused && ::ftruncate(fd, static_cast<off_t>(kFileHeaderBytes + from)) != 0)
       spdlog::warn("event=reserve_undo_failed path={} file={} errno={}", name_, id, errno);
     if (error == ENOSPC || error == EDQUOT) return no_space(error, available);
     if (error == EFBIG)
@@ -315,15 +462,49 @@ Status Path::RemoveFile(FileId id) {
     impl_->files.erase(found);
     impl_->reserved_bytes -= file.reserved_bytes;
   }
-  const Status removed = impl_->Unlink(file.owner);
-  file.fd.reset();  // the last reference: here the space comes free
-  return removed;
+  file.fd.reset();
+  return impl_->Unlink(file);
+}
+
+Status Path::HandOver(FileId id, const std::function<Status(const Leaving&)>& move) {
+  StateFile file;
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto found = impl_->files.find(id);
+    if (found == impl_->files.end()) return Status(-EBADF, "no file " + std::to_string(id) + " on path " + name_);
+    file = found->second;
+  }
+  UniqueFd job_fd;
+  Result<UniqueFd> rank_fd = impl_->OpenRankFolder(file.owner, &job_fd);
+  if (!rank_fd.ok()) return rank_fd.status();
+  if (Status ours = impl_->IsOurs(rank_fd->get(), file); !ours.ok()) return ours;
+  const Status moved = move({file.fd->get(), rank_fd->get(), kStateFile, impl_->FileName(file.owner), file.owner});
+  // Whatever it says: where the name is gone, so is the file, and nothing of ours is to be removed there.
+  struct stat st;
+  if (::fstatat(rank_fd->get(), kStateFile, &st, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT) return moved;
+  {
+    std::lock_guard lock(impl_->mutex);
+    const auto found = impl_->files.find(id);
+    if (found != impl_->files.end()) {
+      found->second.handed_over = true;
+      impl_->reserved_bytes -= std::exchange(found->second.reserved_bytes, 0);
+    }
+  }
+  const Status emptied = impl_->RemoveFolders(job_fd.get(), file.owner);
+  if (!emptied.ok()) spdlog::warn("event=remove_failed path={} reason=\"{}\"", name_, emptied.message());
+  return moved;
 }
 
 int Path::descriptor(FileId id) const {
   std::lock_guard lock(impl_->mutex);
   const auto found = impl_->files.find(id);
   return found == impl_->files.end() ? -1 : found->second.fd->get();
+}
+
+std::shared_ptr<const UniqueFd> Path::Share(FileId id) const {
+  std::lock_guard lock(impl_->mutex);
+  const auto found = impl_->files.find(id);
+  return found == impl_->files.end() ? nullptr : found->second.fd;
 }
 
 }  // namespace mlpo

@@ -54,15 +54,6 @@ int MakeStickyFolder(int directory_fd) {
   return error;
 }
 
-std::string ReadRecord(int fd) {
-  char text[512];
-  const ssize_t got = ::pread(fd, text, sizeof text, 0);
-  std::string record(text, got > 0 ? static_cast<size_t>(got) : 0);
-  for (char& c : record) c = c == '\n' ? ' ' : c >= ' ' && c < 0x7f ? c : '?';
-  while (record.ends_with(' ')) record.pop_back();
-  return record.empty() ? "of unknown pid" : record;
-}
-
 Status WriteRecord(int fd, const std::string& node, const std::string& shown) {
   char host[256] = "?";
   if (::gethostname(host, sizeof host - 1) != 0) return Status::Errno(errno, "gethostname");
@@ -157,6 +148,26 @@ Result<UniqueFd> OpenOwnFolder(int parent_fd, const std::string& name, const std
   return fd;
 }
 
+NodeHolder ReadHolder(int lock_fd) {
+  char text[512];
+  const ssize_t got = ::pread(lock_fd, text, sizeof text, 0);
+  std::string record(text, got > 0 ? static_cast<size_t>(got) : 0);
+  for (char& c : record) c = c == '\n' ? ' ' : c >= ' ' && c < 0x7f ? c : '?';
+  while (record.ends_with(' ')) record.pop_back();
+  NodeHolder holder{record.empty() ? "of unknown pid" : record, ""};
+  if (const size_t at = record.find("host="); at != std::string::npos)
+    holder.host = record.substr(at + 5, record.find(' ', at) - at - 5);
+  return holder;
+}
+
+bool TryLock(int fd) {
+  int rc;
+  do {
+    rc = ::flock(fd, LOCK_EX | LOCK_NB);
+  } while (rc != 0 && errno == EINTR);
+  return rc == 0;
+}
+
 Result<UniqueFd> LockNodeFolder(int node_fd, const std::string& node, const std::string& shown) {
   UniqueFd fd(::openat(node_fd, kLockFile, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd) return PathError(errno, "opening the lock file in", shown);
@@ -165,14 +176,11 @@ Result<UniqueFd> LockNodeFolder(int node_fd, const std::string& node, const std:
   if (!S_ISREG(st.st_mode) || st.st_uid != ::geteuid())
     return Status(-EPERM, "the lock file in " + shown + " is not a regular file of uid " + std::to_string(::geteuid()) +
                               "; remove it");
-  int rc;
-  do {
-    rc = ::flock(fd.get(), LOCK_EX | LOCK_NB);
-  } while (rc != 0 && errno == EINTR);
-  if (rc != 0 && errno == EWOULDBLOCK)
-    return Status(-EBUSY, shown + " is in use by another daemon of this user and node (" + ReadRecord(fd.get()) +
+  const bool locked = TryLock(fd.get());
+  if (!locked && errno == EWOULDBLOCK)
+    return Status(-EBUSY, shown + " is in use by another daemon of this user and node (" + ReadHolder(fd.get()).text +
                               "); stop that daemon, use another directory, or give this one its own [daemon] node");
-  if (rc != 0) return PathError(errno, "locking", shown);
+  if (!locked) return PathError(errno, "locking", shown);
   const Status recorded = WriteRecord(fd.get(), node, shown);
   if (!recorded.ok()) return recorded;
   return fd;

@@ -23,6 +23,16 @@ Result<UniqueFd> OpenTopFolder(int directory_fd, const std::string& shown);
 // A folder of ours with mode 0700, made if it is not there. A link, a file or a foreign owner in its place is an error.
 Result<UniqueFd> OpenOwnFolder(int parent_fd, const std::string& name, const std::string& shown);
 
+// Who a lock file says holds it.
+struct NodeHolder {
+  std::string text;  // "pid=.. uid=.. node=.. host=.. started=.."
+  std::string host;
+};
+NodeHolder ReadHolder(int lock_fd);
+
+// An exclusive flock, now or not at all: false with errno, EWOULDBLOCK if somebody else has it.
+bool TryLock(int fd);
+
 // Takes the lock of <uid>/<node> and writes the owner record. EBUSY names the holder. Held until the descriptor closes.
 Result<UniqueFd> LockNodeFolder(int node_fd, const std::string& node, const std::string& shown);
 

@@ -13,7 +13,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <random>
 
+#include "daemon/base/check.h"
+#include "daemon/base/file_io.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/io/path_folders.h"
 #include "daemon/io/scratch_layout.h"
@@ -23,7 +26,6 @@ namespace mlpo {
 namespace {
 
 constexpr size_t kProbeBytes = 64 << 10;
-constexpr char kProbeFile[] = "probe";
 
 // struct statx as Linux 6.1 has it; the C library's may be older.
 struct StatxDio {
@@ -81,6 +83,18 @@ int WriteAndReadBack(int fd, const std::byte* pattern, std::byte* back, size_t b
   *what = "comparing what was read back with what was written to";
   if (static_cast<size_t>(got) != bytes || std::memcmp(pattern, back, bytes) != 0) return EIO;
   return 0;
+}
+
+// Content that no earlier probe has written.
+bool FillWithRandom(std::byte* data, size_t bytes) {
+  uint64_t state = 0;
+  if (::getrandom(&state, sizeof state, 0) != sizeof state) return false;
+  std::mt19937_64 random(state);
+  for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+    const uint64_t word = random();
+    std::memcpy(data + at, &word, sizeof word);
+  }
+  return true;
 }
 
 // What the kernel says about O_DIRECT on this file: 0 unknown, else the larger alignment; *refused if it says never.
@@ -163,6 +177,27 @@ Result<ProbeResult> CheckPath(const std::string& directory, const std::string& n
   if (::unlinkat(folder->get(), name.c_str(), AT_REMOVEDIR) != 0 && result.ok())
     return PathError(errno, "removing " + name + " from", shown);
   return result;
+}
+
+Status ProbeBlock(int folder_fd, const std::string& shown, bool direct, uint64_t bytes, uint64_t end) {
+  MLPO_CHECK(bytes > 0 && bytes % MLPO_ALIGN == 0 && end % MLPO_ALIGN == 0);
+  Aligned pattern(bytes), back(bytes);
+  if (pattern.data == nullptr || back.data == nullptr) return Status::Errno(ENOMEM, "probing " + shown);
+  if (!FillWithRandom(pattern.data, bytes)) return Status::Errno(errno, "getrandom");
+  UniqueFd fd = OpenProbeFile(folder_fd, direct ? O_DIRECT : 0);
+  if (!fd) return PathError(errno, "probe: making a file in", shown);
+  const uint64_t offset = end > bytes ? end - bytes : 0;
+  if (const int error = WriteAt(fd.get(), pattern.data, bytes, offset); error != 0)
+    return PathError(error, "probe: writing in", shown);
+  if (::fdatasync(fd.get()) != 0) return PathError(errno, "probe: syncing in", shown);
+  (void)::posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED);  // buffered: read from storage; else no effect
+  std::memset(back.data, 0, bytes);
+  size_t got = 0;
+  if (const int error = ReadAt(fd.get(), back.data, bytes, offset, &got); error != 0)
+    return PathError(error, "probe: reading back in", shown);
+  if (got != bytes || std::memcmp(pattern.data, back.data, bytes) != 0)
+    return PathError(EIO, "probe: what was read back is not what was written in", shown);
+  return Status();
 }
 
 Result<ProbeResult> ProbeFolder(int folder_fd, const std::string& shown, bool want_direct) {

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "daemon/base/file_io.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/io/path_folders.h"
 
@@ -29,9 +30,10 @@ Result<std::string> ReadFile(int folder_fd, const std::string& name) {
   if (!S_ISREG(st.st_mode) || st.st_size <= 0 || static_cast<size_t>(st.st_size) > kMaxBytes)
     return Status::Invalid(name + " is no file of 1 to " + std::to_string(kMaxBytes) + " bytes");
   std::string text(static_cast<size_t>(st.st_size), '\0');
-  const ssize_t got = ::pread(fd.get(), text.data(), text.size(), 0);
-  if (got < 0) return PathError(errno, "reading", name);
-  text.resize(static_cast<size_t>(got));
+  size_t got = 0;
+  if (const int error = ReadAt(fd.get(), text.data(), text.size(), 0, &got); error != 0)
+    return PathError(error, "reading", name);
+  text.resize(got);
   return text;
 }
 
@@ -92,8 +94,7 @@ Status SavePathRecord(int folder_fd, const std::string& shown, const PathRecord&
   if (::unlinkat(folder_fd, aside.c_str(), 0) != 0 && errno != ENOENT) return PathError(errno, "replacing", name);
   UniqueFd fd(::openat(folder_fd, aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd) return PathError(errno, "writing", name);
-  const ssize_t put = ::write(fd.get(), text.data(), text.size());
-  int error = put < 0 ? errno : static_cast<size_t>(put) != text.size() ? ENOSPC : 0;
+  int error = WriteAt(fd.get(), text.data(), text.size(), 0);
   if (error == 0 && ::fsync(fd.get()) != 0) error = errno;
   if (error == 0 && ::renameat(folder_fd, aside.c_str(), folder_fd, kRecordFile) != 0) error = errno;
   if (error == 0) return Status();

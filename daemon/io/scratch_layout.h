@@ -1,11 +1,10 @@
 // Names of the scratch folders: <directory>/mlpo/<daemon uid>/<node>/<client uid>-<job>/<rank>-<generation>/state;
 // of a job's objects: objects-<number>/state.
 //
-// A name that comes from outside becomes part of a file name only if IsFolderName holds. No state; any thread.
+// A name that comes from outside becomes part of a file name only if IsName (base/name.h) holds. No state; any thread.
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "daemon/io/path.h"
 
@@ -14,18 +13,9 @@ namespace mlpo {
 inline constexpr char kTopFolder[] = "mlpo";
 inline constexpr char kStateFile[] = "state";
 inline constexpr char kLockFile[] = "lock";
+inline constexpr char kProbeFile[] = "probe";     // where the file system makes no nameless files
+inline constexpr char kNowFile[] = ".mlpo-now-";  // and a number: made and removed at once
 inline constexpr char kObjectsFolder[] = "objects";
-
-// Job and node names: [A-Za-z0-9_][A-Za-z0-9._-]{0,127}. So neither "..", nor a slash, nor a newline.
-inline bool IsFolderName(std::string_view name) {
-  const auto plain = [](char c) {
-    return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
-  };
-  if (name.empty() || name.size() > 128 || !plain(name.front())) return false;
-  for (char c : name)
-    if (!plain(c) && c != '.' && c != '-') return false;
-  return true;
-}
 
 inline std::string JobFolder(const FileOwner& owner) { return std::to_string(owner.client_uid) + "-" + owner.job; }
 inline std::string RankFolder(const FileOwner& owner) {

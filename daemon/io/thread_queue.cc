@@ -76,7 +76,10 @@ int64_t ThreadQueue::Carry(const PieceTable::Operation& operation) {
   const ssize_t moved = operation.direction == Direction::kRead ? ::pread(operation.fd, operation.data, bytes, offset)
                                                                 : ::pwrite(operation.fd, operation.data, bytes, offset);
   const int64_t result = moved < 0 ? -errno : moved;
-  return faults_ == nullptr ? result : faults_->Outcome(operation.direction, operation.offset, operation.bytes, result);
+  if (faults_ == nullptr) return result;
+  if (operation.direction == Direction::kRead && result > 0)
+    faults_->DataRead(operation.offset, operation.data, static_cast<size_t>(result));
+  return faults_->Outcome(operation.direction, operation.offset, operation.bytes, result);
 }
 
 void ThreadQueue::Run() {

@@ -334,6 +334,8 @@ void UringQueue::HandleCompletion(uint64_t token, int64_t result) {
   if (token == LIBURING_UDATA_TIMEOUT) return;  // liburing's own, before Linux 5.11
   if (options_.faults != nullptr) {
     const PieceTable::Operation* operation = table_.Find(token);
+    if (operation != nullptr && operation->direction == Direction::kRead && result > 0)
+      options_.faults->DataRead(operation->offset, operation->data, static_cast<size_t>(result));
     if (operation != nullptr)
       result = options_.faults->Outcome(operation->direction, operation->offset, operation->bytes, result);
   }

@@ -38,6 +38,19 @@ Coverage::Outcome Coverage::Add(uint64_t first, uint64_t count, uint32_t kind, u
   return Outcome::kAdded;
 }
 
+void Coverage::Remove(uint64_t first, uint64_t count) {
+  if (count == 0) return;
+  const uint64_t end = first + count;
+  for (auto it = At(first); it != pieces_.end() && it->first < end;) {
+    const uint64_t piece_first = it->first;
+    const Piece piece = it->second;
+    it = pieces_.erase(it);
+    covered_ -= std::min(piece.end, end) - std::max(piece_first, first);
+    if (piece_first < first) pieces_[piece_first] = {first, piece.kind};
+    if (piece.end > end) pieces_[end] = piece;
+  }
+}
+
 void Coverage::FirstGap(uint64_t* first, uint64_t* count) const {
   *first = 0;
   auto it = pieces_.begin();

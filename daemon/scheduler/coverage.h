@@ -26,6 +26,8 @@ class Coverage {
   enum class Outcome { kAdded, kOverlap, kTooMany };
   // Adds [first, first + count), which lies inside the subgroup. On kOverlap *at is the first element named twice.
   Outcome Add(uint64_t first, uint64_t count, uint32_t kind, uint64_t* at);
+  // Of [first, first + count), whatever is covered is not any more.
+  void Remove(uint64_t first, uint64_t count);
   bool complete() const { return covered_ == numel_; }
   // The first run of elements that nothing covers; count 0 if complete.
   void FirstGap(uint64_t* first, uint64_t* count) const;

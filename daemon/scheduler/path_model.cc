@@ -40,8 +40,6 @@ constexpr double kLargestBit = 0.5;
 // Transfers of less than this part of a block say more about latency than about bandwidth.
 constexpr uint64_t kSmallPart = 2;
 
-double Seconds(int64_t ns) { return static_cast<double>(ns) / kNsPerS; }
-
 double Mean(double a, double b) { return (a + b) / 2; }
 
 bool Near(double a, double b) { return std::abs(a / b - 1) <= PathModel::kDeadBand; }
@@ -183,8 +181,8 @@ void PathModel::Settle() {
                                              Speed(path.known, direction), options_.block_bytes);
       flow.queue_blocks = std::min(options_.queue_blocks > 0 ? options_.queue_blocks : blocks, path_blocks_);
       // Two less than the queue, one of which only waits: a block that has just ended may be replaced a moment later.
-      // No more than half of what the path may have in flight: the other half may be the other direction's.
-      const uint32_t most = std::max(1u, path_blocks_ / 2);
+      // Half of what the path may have in flight may be the other direction's: so one less than half, at most.
+      const uint32_t most = std::max(path_blocks_ / 2, 2u) - 1;
       flow.busy_blocks = std::min(most, std::max(3u, std::min(blocks, flow.queue_blocks)) - 2);
     }
   }

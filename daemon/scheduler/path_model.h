@@ -73,6 +73,7 @@ class PathModel {
   // Something is in flight, and nothing has come of it for so long: the path hangs. More than the usual hiccup of a
   // parallel file system.
   static constexpr int64_t kHangNs = 5'000'000'000;
+  static constexpr int64_t kLongHangNs = 120'000'000'000;  // nobody knows any more what became of what it has
   static constexpr double kDeadBand = 0.02;
   static constexpr double kProbeShare = 0.02;  // a path below it keeps kProbeBlocks a session
   static constexpr uint32_t kProbeBlocks = 2;
@@ -118,6 +119,12 @@ class PathModel {
   bool Ended(PathIndex path, Direction direction, uint64_t bytes, bool ok, int64_t now_ns);
   // In either direction.
   bool IsHanging(PathIndex path, int64_t now_ns) const { return now_ns >= paths_[path].hangs_ns; }
+  // Since something last came of a direction; 0 if it does not hang. One may hang while the other moves.
+  int64_t HungNs(PathIndex path, Direction direction, int64_t now_ns) const {
+    const Flow& of = flow(path, direction);
+    const int64_t quiet_ns = now_ns - Later(of.started, of.ended).at_ns;
+    return of.in_flight > 0 && quiet_ns >= kHangNs ? quiet_ns : 0;
+  }
 
  private:
   struct Mark {  // a moment of a path

@@ -2,6 +2,8 @@
 
 #include <iterator>
 
+#include "daemon/base/check.h"
+
 namespace mlpo {
 
 uint64_t ExtentMap::Take(uint64_t bytes) {
@@ -15,6 +17,19 @@ uint64_t ExtentMap::Take(uint64_t bytes) {
   }
   end_ += bytes;
   return end_ - bytes;
+}
+
+uint64_t ExtentMap::Next(uint64_t bytes) const {
+  for (const auto& [offset, room] : free_) {
+    if (room >= bytes) return offset;
+  }
+  return end_;
+}
+
+void ExtentMap::Forget() {
+  MLPO_CHECK(bytes_in_use_ == 0);
+  free_.clear();
+  end_ = written_end_ = 0;
 }
 
 void ExtentMap::Give(uint64_t offset, uint64_t bytes) {

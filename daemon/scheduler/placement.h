@@ -4,6 +4,7 @@
 // Owner: the data thread. No system calls.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 
@@ -15,12 +16,21 @@ class ExtentMap {
  public:
   // The offset of `bytes` > 0 of it.
   uint64_t Take(uint64_t bytes);
+  // Where that would be.
+  uint64_t Next(uint64_t bytes) const;
   void Give(uint64_t offset, uint64_t bytes);
+  // Up to where something has been written. What lies below it has its place on storage, and may be written again where
+  // there is no room for more.
+  void Wrote(uint64_t offset, uint64_t bytes) { written_end_ = std::max(written_end_, offset + bytes); }
+  bool IsWritten(uint64_t offset, uint64_t bytes) const { return offset + bytes <= written_end_; }
+  // The file is another one, of which nothing is in use.
+  void Forget();
   uint64_t bytes_in_use() const { return bytes_in_use_; }
 
  private:
   std::map<uint64_t, uint64_t> free_;  // offset to bytes, below end_; neighbours are one
   uint64_t end_ = 0;                   // beyond the last extent in use
+  uint64_t written_end_ = 0;
   uint64_t bytes_in_use_ = 0;
 };
 

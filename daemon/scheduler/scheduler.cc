@@ -4,6 +4,7 @@
 
 #include "daemon/base/check.h"
 #include "daemon/scheduler/session.h"
+#include "daemon/types/element_bytes.h"
 #include "proto/abi.h"
 
 namespace mlpo {
@@ -17,7 +18,7 @@ uint64_t Padded(uint64_t bytes) { return (bytes + MLPO_ALIGN - 1) / MLPO_ALIGN *
 uint64_t Scheduler::PartBytes(uint64_t elements) { return Padded(elements * 4); }
 
 uint64_t Scheduler::GradientBytes(const SubgroupSpec& spec, uint64_t elements) {
-  return !spec.kept_as ? 0 : Padded(elements * (*spec.kept_as == MLPO_FLOAT32 ? 4 : 2));
+  return !spec.kept_as ? 0 : Padded(elements * ElementBytes(*spec.kept_as));
 }
 
 uint64_t Scheduler::BlockElements(const SubgroupSpec& spec, uint64_t block_elements) {
@@ -114,6 +115,14 @@ const Subgroup* Scheduler::FindSubgroup(SessionId session, SubgroupId subgroup) 
   return it == found->subgroups.end() ? nullptr : it->second.get();
 }
 
+std::vector<SubgroupSpec> Scheduler::Specs(SessionId session) const {
+  std::vector<SubgroupSpec> specs;
+  const Session* found = Find(session);
+  if (found == nullptr) return specs;
+  for (const auto& [id, subgroup] : found->subgroups) specs.push_back(subgroup->spec);
+  return specs;
+}
+
 void Scheduler::AddSession(const SessionIdentity& identity) {
   MLPO_CHECK(Find(identity.id) == nullptr);
   auto session = std::make_unique<Session>(paths_.size());
@@ -121,6 +130,10 @@ void Scheduler::AddSession(const SessionIdentity& identity) {
   session->features = identity.features;
   session->numa_node = identity.numa_node;
   session->job = &jobs_[{identity.uid, identity.job}];
+  if (session->job->sessions == 0) {
+    session->job->user = &users_[identity.uid];
+    ++session->job->user->jobs;
+  }
   session->job->uid = identity.uid;
   session->job->name = identity.job;
   ++session->job->sessions;
@@ -131,6 +144,7 @@ void Scheduler::Keep(SessionId id, std::unique_ptr<Session> session) {
   session->id = id;
   session->steps.id = id;
   session->extents.resize(paths_.size());
+  session->placed_bytes.resize(paths_.size());
   session->pending = std::vector<PendingSet>(paths_.size() + 1);
   session->away = std::vector<BlockList>(paths_.size());
   all_sessions_.push_back(session.get());
@@ -141,6 +155,22 @@ void Scheduler::SetFiles(SessionId id, std::vector<FileId> files) {
   Session* session = Find(id);
   MLPO_CHECK(session != nullptr && files.size() == paths_.size());
   session->files = std::move(files);
+  LeaveOutEvacuated(*session);
+}
+
+// Files were told of that go with what is evacuated: SetFile tells of others when the path is used again.
+void Scheduler::LeaveOutEvacuated(Session& session) const {
+  for (size_t i = 0; i < session.files.size(); ++i) {
+    if (paths_[i].leaving.told) session.files[i] = kNone;
+  }
+}
+
+void Scheduler::SetFile(SessionId id, PathIndex path, FileId file) {
+  Session* session = Find(id);
+  // Where it has one it may have gone on in another since it was asked for: it has left that one to a checkpoint.
+  if (session == nullptr || session->files.empty() || session->files[path] != kNone) return;
+  session->extents[path].Forget();
+  session->files[path] = file;
 }
 
 void Scheduler::AddSubgroup(SessionId id, SubgroupSpec spec) {
@@ -187,8 +217,10 @@ void Scheduler::EndSession(SessionId id, int64_t now_ns) {
   session->ending = true;
   session->line.clear();
   ops_ -= session->unanswered;
+  EndUseOfSave(*session);
   for (auto& [handle, subgroup] : session->subgroups) EndOwner(*subgroup);
   EndUseOfObjects(*session);
+  look_at_restores_ = true;  // others may go on
   MaybeGone(*session);
   Pump();
 }
@@ -213,7 +245,7 @@ void Scheduler::MaybeGone(BlockOwner& owner) {
       if (store.job != nullptr) {
         fair_share_.Forget(store);
         store.job->store = nullptr;
-        store.job = nullptr;
+        LeaveJob(store);
       }
     }
   }
@@ -226,6 +258,7 @@ void Scheduler::MaybeGone(Session& session) {
     for (Block& block : subgroup->blocks) ReleaseExtent(block);
   }
   const SessionId id = session.id;
+  ForgetSession(session);
   steps_.Forget(session.steps);
   const bool known = !IsStore(id) || static_cast<ObjectStore&>(session).has_files;
   std::erase(all_sessions_, &session);
@@ -235,7 +268,13 @@ void Scheduler::MaybeGone(Session& session) {
 
 void Scheduler::Tick(int64_t now_ns) {
   Enter(now_ns);
+  StartProbes();
+  look_at_restores_ = true;  // some may hang by now
   Pump();
+  FailHung();
+  FailHungSaves();
+  TellOfHanging();
+  if (options_.hang_timeout_ns != 0) GiveUpStalled(options_.hang_timeout_ns, now_ns);
   if (CanMove()) {
     stuck_since_ns_ = 0;
   } else if (stuck_since_ns_ == 0) {
@@ -244,14 +283,60 @@ void Scheduler::Tick(int64_t now_ns) {
     FailStuck();
     stuck_since_ns_ = 0;
   }
+  wake_ns_ = std::min(wake_ns_, NextProbe());  // which may be sooner now
 }
 
-// Whether a buffer is to be had or may become so. Slow I/O counts; a try on a path that failed the last one does not.
-bool Scheduler::CanMove() const {
-  if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;
+void Scheduler::StartProbes() {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    PathHealth& health = paths_[i].health;
+    if (now_ns_ < health.probe_ns(stuck_since_ns_ != 0)) continue;
+    const uint64_t end = health.probe_end();
+    health.ProbeBegins();
+    actions_->StartProbe(i, end);
+  }
+}
+
+// When one is due that somebody waits for; the others can wait for the next Tick.
+int64_t Scheduler::NextProbe() const {
+  int64_t next_ns = kNever;
+  if (pending_ == 0 && taking_ == 0) return next_ns;
+  for (const PathState& path : paths_) next_ns = std::min(next_ns, path.health.probe_ns(stuck_since_ns_ != 0));
+  return next_ns;
+}
+
+void Scheduler::ProbeDone(PathIndex path, int error, int64_t now_ns) {
+  Enter(now_ns);
+  paths_[path].health.ProbeEnds(error, now_ns);
+  Pump();
+}
+
+bool Scheduler::ailing() const {
   return std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) {
-    return path.reads > 0 || (path.writes > 0 && path.write_error == 0);
+    return path.health.ailing() || (path.leaving.on && !path.leaving.told);
   });
+}
+
+// Whether paths have something that gives a buffer when it ends. Slow I/O counts, until its path has hung for too long,
+// and for a while the probe of a path that has not failed; that of one that has does not.
+bool Scheduler::PathsMove() const {
+  for (PathIndex i = 0; i < paths_.size(); ++i) {
+    const PathState& path = paths_[i];
+    const PathHealth& health = path.health;
+    const bool proves = health.unproven() && !health.disabled();
+    if (proves && now_ns_ - health.since_ns() < options_.no_path_timeout_ns) return true;
+    if (path.reads > path.copies && !IsLost(i, Direction::kRead)) return true;
+    if (path.writes > 0 && !IsLost(i, Direction::kWrite)) return true;
+  }
+  return false;
+}
+
+// Whether a buffer is to be had or may become so.
+bool Scheduler::CanMove() const {
+  const bool moves = PathsMove();
+  // A TAKE needs no buffer but a path that is written to.
+  if (taking_ > 0 && working_ == 0 && !moves) return false;
+  if (pending_ == 0 || working_ > 0 || !free_.empty() || !clean_.empty() || !clean_ahead_.empty()) return true;
+  return CopiesUnderWay() > 0 || moves;
 }
 
 void Scheduler::Fill(PoolSnapshot* pool) const {
@@ -263,39 +348,45 @@ void Scheduler::Fill(PoolSnapshot* pool) const {
   for (const PathState& path : paths_) pool->dirty_blocks += path.lone_grads.size();
 }
 
+void Scheduler::Fill(std::vector<PoolUseSnapshot>* jobs) const {
+  for (const auto& [key, job] : jobs_) jobs->push_back({key.first, key.second, job.use.held});
+}
+
 void Scheduler::Fill(StepTotals* steps, int64_t* workers_busy_ns, int64_t now_ns) const {
   *steps = steps_.totals();
   *workers_busy_ns = steps_.WorkersBusyNs(now_ns);
 }
 
-bool Scheduler::IsFull(const PathState& path) {
-  return path.write_error == ENOSPC || path.write_error == EDQUOT || path.write_error == EFBIG;
-}
-
-// Something is wrong with the device, rather than that there is no place on it.
-bool Scheduler::IsSuspect(const PathState& path) {
-  return path.write_error != 0 && path.write_error != EROFS && !IsFull(path);
-}
-
 const char* Scheduler::StateName(PathIndex index) const {
-  const PathState& path = paths_[index];
-  if (path.write_error == 0) return IsHanging(index) ? "suspect" : "healthy";
-  if (IsFull(path)) return "full";
-  if (path.write_error == EROFS) return "read_only";
-  return path.write_failures < 3 ? "suspect" : "quarantined";
+  using State = PathHealth::State;
+  const State state = paths_[index].health.state();
+  if (state != State::kHealthy || !IsHanging(index)) return Name(state);
+  const bool for_long = HangsForLong(index, Direction::kRead) || HangsForLong(index, Direction::kWrite);
+  return Name(for_long ? State::kQuarantined : State::kSuspect);
 }
 
 void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) const {
   const PathState& path = paths_[index];
   snapshot->state = StateName(index);
-  snapshot->scratch_bytes = path.extent_bytes;
+  snapshot->scratch_bytes = path.extent_bytes - path.pinned_bytes;
+  snapshot->checkpoint_bytes = path.pinned_bytes;
   snapshot->read_errors = path.read_errors;
   snapshot->write_errors = path.write_errors;
+  snapshot->checksum_mismatches = path.checksum_mismatches;
+  snapshot->checksum_errors = path.checksum_errors;
   snapshot->read_bytes = path.read_bytes;
   snapshot->written_bytes = path.written_bytes;
   snapshot->read_bytes_per_s = path.read_rate.PerSecond(now_ns);
   snapshot->write_bytes_per_s = path.write_rate.PerSecond(now_ns);
   snapshot->in_flight = path.reads + path.writes;
+  snapshot->evacuating = path.leaving.on;
+  snapshot->evacuated = path.leaving.told;
+  snapshot->evacuation_bytes = path.leaving.total_bytes;
+  snapshot->unreadable_blocks = path.leaving.on ? path.leaving.staying : 0;
+  snapshot->error = path.health.error();
+  snapshot->state_since_ns = path.health.since_ns();
+  snapshot->probes = path.health.probes();
+  snapshot->failed_probes = path.health.failed_probes();
   steps_.Fill(index, snapshot, now_ns);
   const PathParameters& known = model_.path(index);
   snapshot->read_limit = known.read_bytes_per_s;

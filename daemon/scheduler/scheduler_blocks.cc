@@ -1,5 +1,6 @@
 // Scheduler: a block's states, and which buffer it has.
 #include <algorithm>
+#include <utility>
 
 #include "daemon/base/check.h"
 #include "daemon/scheduler/scheduler.h"
@@ -42,7 +43,7 @@ StepBook::Found Scheduler::WhereFound(const Block& block) {
 uint8_t Scheduler::Missing(const Block& block) const {
   const uint8_t missing = block.nonzero & ~block.filled;
   const mlpo_submission& submission = block.want->request.submission;
-  if (missing == 0 || block.want->kind() == MLPO_OP_GRAD) return 0;
+  if (missing == 0 || block.want->kind() == MLPO_OP_GRAD || block.want->kind() == MLPO_OP_RESTORE) return 0;
   if (block.want->kind() != MLPO_OP_WRITE_STATE) return missing;  // of FLUSH, too: its pieces follow each other
   const bool whole =
       submission.first <= block.first && block.first + block.count <= submission.first + submission.count;
@@ -51,10 +52,27 @@ uint8_t Scheduler::Missing(const Block& block) const {
   return whole && moments && submission.arg & MLPO_PART_MASTER ? missing & kPartGradient : missing;
 }
 
-// Whether the buffer holds what no extent does.
-bool Scheduler::Unsaved(const Block& block) {
-  return (block.nonzero & kPartState && block.extent.path == kNone) ||
-         (block.nonzero & kPartGradient && !block.grad_saved);
+// Whether the buffer holds what no extent does, or none that can be counted on.
+bool Scheduler::Unsaved(const Block& block) const {
+  if (block.nonzero & kPartGradient && !block.grad_saved) return true;
+  if (!(block.nonzero & kPartState)) return false;
+  if (block.extent.path == kNone) return true;
+  const PathState& path = paths_[block.extent.path];
+  return (path.health.unreadable() || path.leaving.on) && (block.nonzero & ~block.filled) == 0;
+}
+
+// What is in memory of what the path holds stays there until it is elsewhere.
+void Scheduler::KeepInMemory(PathIndex path) {
+  for (BlockList* list : {&clean_, &clean_ahead_}) {
+    for (auto it = list->begin(); it != list->end();) {
+      Block& block = *it++;
+      if (block.extent.path != path || !Unsaved(block)) continue;
+      LeaveLists(block);
+      SetAhead(block, false);
+      block.state = BlockState::kDirty;
+      block.owner->session->dirty.push_front(block);  // nobody gives it away for another while there is a choice
+    }
+  }
 }
 
 // The path to read from, or the last one. A gradient that gets a buffer while its state is on a path stands in that
@@ -91,18 +109,25 @@ void Scheduler::RemovePending(Block& block) {
 
 void Scheduler::StartWork(Block& block) {
   LeaveLists(block);
+  StopLeaving(block);
+  block.read_twice = false;
   const bool alone = (block.nonzero & ~block.filled & kPartState) != 0;
   if (block.want->kind() == MLPO_OP_GRAD && alone && !block.lone_grad) BeLone(block);
+  // What a path has now is likely to go to one again; what has stayed in memory is not, and costs nothing.
+  block.form = options_.integrity && block.extent.path != kNone;
+  if (block.form) NeedChecksums(block);
   block.state = BlockState::kWorking;
   SetAhead(block, false);
   ++working_;
   Hold(block);
   ++block.want->session->in_flight;  // its arena is in use, too
+  if (block.want->kind() == MLPO_OP_RESTORE)
+    filling_[&block] = {block.owner->session->id, block.owner->session->job->uid, now_ns_};
   steps_.WorkBegins(block.want->session->steps, block.want->kind() == MLPO_OP_UPDATE);
   actions_->StartBlockWork(*block.want, block);
 }
 
-void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
+void Scheduler::BlockWorkDone(Block& block, int64_t now_ns, std::vector<uint8_t> wrong) {
   Enter(now_ns);
   Op& op = *block.want;
   Session& session = *op.session;
@@ -110,8 +135,16 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
   steps_.WorkEnds(session.steps, op.kind() == MLPO_OP_UPDATE);
   LetGo(block);
   --session.in_flight;
+  if (!wrong.empty() && !block.owner->ending) {
+    FoundWrong(block, std::move(wrong));
+    MaybeGone(session);
+    return Pump();
+  }
+  block.wrong.reset();
   block.want = nullptr;
   if (op.kind() != MLPO_OP_GRAD) {
+    block.unchecked &= op.kind() == MLPO_OP_READ_STATE ? kPartGradient : 0;
+    if (block.doubtful) Believe(block);
     block.filled |= kPartState;
     block.used_ns = now_ns;
   }
@@ -125,8 +158,10 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
   } else if (op.kind() != MLPO_OP_READ_STATE && op.kind() != MLPO_OP_FETCH) {
     LeaveLone(block);
     ReleaseExtent(block);
+    block.summed &= op.kind() == MLPO_OP_WRITE_STATE ? kPartGradient : 0;
     if (op.kind() == MLPO_OP_UPDATE) {
       block.nonzero = block.filled = kPartState;  // the gradient is used up
+      if (block.form) block.summed = kPartState;
       block.epoch = op.request.submission.epoch;
       op.updated_any = true;
     } else if (op.kind() == MLPO_OP_FLUSH) {
@@ -134,9 +169,11 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
     } else {
       const uint32_t parts = op.request.submission.arg;
       if (parts & MLPO_PART_MASTER) block.nonzero |= kPartMaster;
-      if (parts & (MLPO_PART_EXP_AVG | MLPO_PART_EXP_AVG_SQ)) block.nonzero |= kPartMoments;
+      // Moments are moved with the master parameters in front of them, which are compared, too.
+      if (parts & (MLPO_PART_EXP_AVG | MLPO_PART_EXP_AVG_SQ)) block.nonzero |= kPartState;
     }
   }
+  if (block.nonzero == 0) ReleaseExtent(block);  // a gradient that has been discarded meanwhile
   SettleInMemory(block);
   BlockDone(op);
   MaybeGone(session);  // an object's work goes on when its session has ended
@@ -147,8 +184,10 @@ void Scheduler::BlockWorkDone(Block& block, int64_t now_ns) {
 void Scheduler::SettleInMemory(Block& block) {
   block.state = Unsaved(block) ? BlockState::kDirty : BlockState::kClean;
   if (block.filled == 0) return DropBuffer(block);  // it was there for a gradient that has been discarded
+  if (block.state == BlockState::kClean && !MayKeep(*block.owner->session, 0)) return DropBuffer(block);
   const Object* object = block.owner->object();
-  if (object != nullptr && object->handles == 0) SetAhead(block, false);  // as ForgetAhead
+  // As ForgetAhead; and what goes elsewhere is not there ahead of its use.
+  if (block.state == BlockState::kDirty || (object != nullptr && object->handles == 0)) SetAhead(block, false);
   const bool last = block.state == BlockState::kDirty
                         ? IsGrowing(block) || block.nonzero & kPartGradient  // whose state is wanted before others'
                         : (block.nonzero & ~block.filled) != 0;              // a gradient alone, which is written
@@ -186,24 +225,98 @@ void Scheduler::SetAhead(Block& block, bool ahead) {
 void Scheduler::DropBuffer(Block& block) {
   LeaveLists(block);
   LeaveLone(block);
+  StopLeaving(block);
   free_.Give(block.buffer);
+  CountHeld(block, -1);
   block.buffer = kNone;
-  block.filled = 0;
+  block.filled = block.unchecked = 0;
+  block.read_twice = false;
+  block.wrong.reset();
   SetAhead(block, false);
   block.state = BlockState::kAway;
   if (block.want == nullptr) SettleAway(block);
+  LookForTake(block);
 }
 
+// A block's, or one that a write of it had taken.
 void Scheduler::GiveExtent(Session& session, const Extent& extent) {
-  session.extents[extent.path].Give(extent.offset, extent.bytes);
+  session.placed_bytes[extent.path] -= extent.bytes;
+  FreeExtent(session, extent);
+}
+
+// Nobody's any more. In a file that the session has left nothing is used again.
+void Scheduler::FreeExtent(Session& session, const Extent& extent) {
   paths_[extent.path].extent_bytes -= extent.bytes;
+  if (extent.file == session.files[extent.path]) return session.extents[extent.path].Give(extent.offset, extent.bytes);
+  const auto old = session.old_files.find({extent.path, extent.file});
+  MLPO_CHECK(old != session.old_files.end() && old->second >= extent.bytes);
+  if ((old->second -= extent.bytes) > 0) return;
+  session.old_files.erase(old);
+  if (!session.ending) actions_->FileUnused(session.id, extent.path, extent.file);
+}
+
+// Whether its extent is in a file that the session has left: nothing is written there, since it may be a checkpoint's.
+bool Scheduler::IsInOldFile(const Block& block) {
+  return block.extent.path != kNone && block.extent.file != block.owner->session->files[block.extent.path];
 }
 
 void Scheduler::ReleaseExtent(Block& block) {
   if (block.extent.path == kNone) return;
+  StopLeaving(block);
+  Leaving& leaving = paths_[block.extent.path].leaving;
+  leaving.moved = true;
+  leaving.staying -= std::exchange(block.stays, false);
+  if (block.pin != nullptr) return LeavePin(block);
   GiveExtent(*block.owner->session, block.extent);
   block.extent = Extent{};
   block.grad_saved = false;
+}
+
+// ---- What jobs and users keep ----
+
+void Scheduler::CountHeld(Block& block, int by) {
+  Session& session = *block.owner->session;
+  session.use.held += by;
+  if (session.job == nullptr) return;
+  session.job->use.held += by;
+  session.job->user->use.held += by;
+}
+
+void Scheduler::CountFlushing(Block& block, int by) {
+  Session& session = *block.owner->session;
+  session.use.flushing += by;
+  if (session.job == nullptr) return;
+  session.job->use.flushing += by;
+  session.job->user->use.flushing += by;
+}
+
+// It is ending: what it still has is nobody's to keep.
+void Scheduler::LeaveJob(Session& session) {
+  for (PoolUse* use : {&session.job->use, &session.job->user->use}) {
+    use->held -= session.use.held;
+    use->flushing -= session.use.flushing;
+  }
+  session.job = nullptr;
+}
+
+// Whether its job and user may keep what they have and so many buffers more.
+bool Scheduler::MayKeep(const Session& session, uint64_t more) const {
+  if (session.job == nullptr) return true;
+  const auto fits = [more](const PoolUse& use, uint64_t limit) { return limit == 0 || use.held + more <= limit; };
+  return fits(session.job->use, options_.job_buffers) && fits(session.job->user->use, options_.user_buffers);
+}
+
+// Of those who have more than they may keep, dirty blocks are written without anybody asking for their buffers.
+void Scheduler::PumpQuotas() {
+  if (options_.job_buffers == 0 && options_.user_buffers == 0) return;
+  const auto above = [](const PoolUse& use, uint64_t limit) { return limit > 0 && use.held - use.flushing > limit; };
+  for (Session* const session : all_sessions_) {
+    while (session->job != nullptr && !session->dirty.empty() &&
+           (above(session->job->use, options_.job_buffers) || above(session->job->user->use, options_.user_buffers))) {
+      Block& last = session->dirty.back();
+      if (IsGrowing(last) || !StartFlush(last)) break;
+    }
+  }
 }
 
 // A transfer of the block, or work on it: its owner stays until it has ended.
@@ -226,7 +339,7 @@ uint64_t Scheduler::ContentBytes(const Block& block) {
 }
 
 // Where parts lie: the gradient, the master parameters, both moments. What is transferred is one span.
-Scheduler::Span Scheduler::SpanOf(const Block& block, uint8_t parts) {
+ByteSpan Scheduler::SpanOf(const Block& block, uint8_t parts) {
   const Subgroup* subgroup = block.owner->subgroup();
   if (subgroup == nullptr) return {0, ContentBytes(block)};
   const uint64_t gradient = GradientBytes(subgroup->spec, block.count);

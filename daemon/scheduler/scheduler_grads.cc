@@ -104,6 +104,7 @@ void Scheduler::GradientCopied(const Op& op, Block& block) {
   block.nonzero |= kPartGradient;
   block.filled |= kPartGradient;
   block.grad_saved = false;
+  block.summed = block.form ? block.summed | kPartGradient : block.summed & ~kPartGradient;
 }
 
 void Scheduler::EndGrad(Op& op) {
@@ -141,9 +142,13 @@ void Scheduler::DropGradient(Block& block) {
   LeaveLone(block);
   block.nonzero &= ~kPartGradient;
   block.filled &= ~kPartGradient;
+  block.summed &= ~kPartGradient;
+  block.unchecked &= ~kPartGradient;
   block.grad_saved = false;
-  const bool moves = block.state == BlockState::kFlushing || block.state == BlockState::kFetching;
-  if (block.nonzero == 0 && !moves) {
+  // What moves, or what workers compare, may be read again: its extent goes when that has ended.
+  const bool in_use = block.state == BlockState::kFlushing || block.state == BlockState::kFetching ||
+                      block.state == BlockState::kWorking;
+  if (block.nonzero == 0 && !in_use) {
     SetAhead(block, false);  // while the extent's path still counts it
     ReleaseExtent(block);
   }
@@ -179,25 +184,25 @@ void Scheduler::LeaveLone(Block& block) {
 // Of a block whose extent has its state: only the gradient is written, behind which the state stays. Else, and where
 // the path does not take it now and the state is here, too: false, and the block goes as a whole.
 bool Scheduler::FlushGradient(Block& block) {
-  if (!(block.nonzero & kPartGradient) || block.extent.path == kNone) return false;
-  if (!HasRoom(block.extent.path, 0) || !MayStart(block.extent.path, Direction::kWrite, *block.owner->session))
-    return false;
+  if (!(block.nonzero & kPartGradient) || block.extent.path == kNone || IsInOldFile(block)) return false;
+  if (!MayRewrite(block) || !MayStart(block.extent.path, Direction::kWrite, *block.owner->session)) return false;
   StartWrite(block, block.extent, kPartGradient);
   return true;
 }
 
-// Writes gradients that have a buffer of their own. Where a path takes no writes their states are read, so that they
-// can go elsewhere.
+// Writes gradients that have a buffer of their own. Where a path takes no writes, or a checkpoint may have the file,
+// their states are read, so that they can go elsewhere.
 void Scheduler::PumpGradients() {
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     PathState& path = paths_[i];
     while (!path.lone_grads.empty() && !IsHanging(i)) {
       Block& block = path.lone_grads.front();
-      if (HasRoom(i, 0)) {
+      const bool left = IsInOldFile(block);
+      if (!left && MayRewrite(block)) {
         if (path.writes >= model_.QueueBlocks(i, Direction::kWrite)) break;
         StartWrite(block, block.extent, kPartGradient);
       } else {
-        const bool waits = path.writes > 0 || now_ns_ < path.rescue_again_ns;
+        const bool waits = (path.writes > 0 && !left) || now_ns_ < path.rescue_again_ns;
         if (waits || path.reads >= model_.QueueBlocks(i, Direction::kRead)) break;
         StartRead(block, block.buffer);
       }

@@ -164,6 +164,7 @@ void Scheduler::RoomMade(SessionId id, uint64_t bytes, uint64_t ticket, std::vec
   if (store == nullptr) return;  // all that waited for it has gone
   if (failure.status == 0) {
     store->files = std::move(files);
+    LeaveOutEvacuated(*store);
     store->room_bytes = std::max(store->room_bytes, bytes);
   }
   store->asking = false;
@@ -230,6 +231,8 @@ void Scheduler::ReadAhead(Object& object, uint32_t from) {
   for (uint64_t i = from; i < end && pending_ == 0; ++i) {
     Block& block = object.blocks[i];
     if (block.state != BlockState::kAway || !MayStart(block.extent.path, Direction::kRead, *object.store)) continue;
+    if (paths_[block.extent.path].health.doubtful()) continue;
+    if (!MayKeep(*object.store, 1)) break;
     if (free_.empty() && clean_.empty()) {
       ++read_ahead_;
       continue;
@@ -339,10 +342,11 @@ void Scheduler::EndUseOfObjects(Session& session) {
     DropOps(*object, session);
   }
   fair_share_.Forget(session);
-  session.job = nullptr;
+  LeaveJob(session);
   if (!last) return;
-  if (job.store != nullptr) job.store->job = nullptr;  // nothing of it waits
+  if (job.store != nullptr) LeaveJob(*job.store);  // nothing of it waits
   fair_share_.Forget(job);
+  if (--job.user->jobs == 0) users_.erase(job.uid);
   jobs_.erase({job.uid, job.name});
 }
 

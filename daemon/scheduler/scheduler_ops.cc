@@ -11,9 +11,18 @@
 namespace mlpo {
 namespace {
 
+// What everything that uses the state of a subgroup is refused with.
+Failure CheckMade(const Subgroup& subgroup) {
+  if (!subgroup.unmade) return {};
+  return Fail(MLPO_E_TORN, subgroup.Name() +
+                               " was not restored to its end, so it has no state: restore it again, or "
+                               "write all of it");
+}
+
 // What everything that changes a window or uses a gradient is refused with.
 Failure CheckSlot(const Subgroup& subgroup) {
   if (subgroup.update_queued) return Fail(MLPO_E_SLOT_BUSY, "an UPDATE of " + subgroup.Name() + " has not ended");
+  if (subgroup.unmade) return CheckMade(subgroup);
   if (subgroup.torn) {
     return Fail(MLPO_E_TORN, subgroup.Name() + " is partly at epoch " + std::to_string(subgroup.epoch + 1) +
                                  ": repeat the identical UPDATE, or write all of its state");
@@ -27,8 +36,16 @@ Failure CheckEpoch(const Subgroup& subgroup, uint32_t epoch) {
                                 std::to_string(subgroup.epoch + 1) + " is next, not " + std::to_string(epoch));
 }
 
+// What a gradient is refused with besides: the slot may have its gradient and the parameters in the same bytes.
+Failure CheckNotRestored(const Subgroup& subgroup) {
+  if (subgroup.restores_queued == 0) return {};
+  return Fail(MLPO_E_SLOT_BUSY, "a RESTORE of " + subgroup.Name() +
+                                    " has not ended, which writes parameters to its slot: wait for it, and write the "
+                                    "gradient then");
+}
+
 uint32_t SlotState(const Subgroup& subgroup) {
-  if (subgroup.update_queued) return MLPO_SLOT_BUSY;
+  if (subgroup.update_queued || subgroup.restores_queued > 0) return MLPO_SLOT_BUSY;
   if (subgroup.torn) return MLPO_SLOT_TORN;
   if (subgroup.window.complete() && subgroup.grads_running == 0 && subgroup.window.begun()) return MLPO_SLOT_GRAD;
   return subgroup.params_valid && !subgroup.window.begun() ? MLPO_SLOT_PARAM : MLPO_SLOT_OPEN;
@@ -65,6 +82,14 @@ void Scheduler::Submit(const Request& request, int64_t now_ns) {
     SubmitObject(*session, request);
     return Pump();
   }
+  if (op == MLPO_OP_RESTORE && session->features & MLPO_FEATURE_SNAPSHOT) {
+    SubmitRestore(*session, request);
+    return Pump();
+  }
+  if (op == MLPO_OP_SNAPSHOT && session->features & MLPO_FEATURE_SNAPSHOT) {
+    SubmitSnapshot(*session, request);
+    return Pump();
+  }
   if (op > MLPO_OP_STAT || (op > MLPO_OP_DELETE && op <= MLPO_OP_CANCEL)) {
     return Answer(request, Fail(-EOPNOTSUPP, "operation " + std::to_string(op) + " is not offered by this daemon"));
   }
@@ -78,7 +103,8 @@ void Scheduler::Submit(const Request& request, int64_t now_ns) {
 void Scheduler::SubmitGrad(Subgroup& subgroup, const Request& request) {
   const mlpo_submission& submission = request.submission;
   auto op = std::make_unique<Op>();
-  Failure failure = CheckSlot(subgroup);
+  Failure failure = CheckNotRestored(subgroup);
+  if (failure.status == 0) failure = CheckSlot(subgroup);
   if (failure.status == 0) failure = CheckEpoch(subgroup, submission.epoch);
   if (failure.status == 0) failure = subgroup.grad_lost;
   if (failure.status == 0) failure = CheckLentSlot(subgroup, submission.staging_offset);
@@ -160,7 +186,7 @@ void Scheduler::SubmitDiscard(Session& session, const Request& request) {
 }
 
 Failure Scheduler::CheckUpdate(const Subgroup& subgroup, const Request& request) const {
-  if (subgroup.update_queued) return CheckSlot(subgroup);
+  if (subgroup.update_queued || subgroup.unmade) return CheckSlot(subgroup);
   Failure failure = CheckEpoch(subgroup, request.submission.epoch);
   if (failure.status != 0 || !subgroup.torn) return failure;
   if (std::memcmp(&request.hyper, &subgroup.torn_hyper, sizeof request.hyper) == 0 &&
@@ -173,6 +199,7 @@ Failure Scheduler::CheckUpdate(const Subgroup& subgroup, const Request& request)
 }
 
 void Scheduler::SubmitState(Subgroup& subgroup, const Request& request) {
+  if (request.submission.op == MLPO_OP_READ_STATE && subgroup.unmade) return Answer(request, CheckMade(subgroup));
   if (request.submission.op == MLPO_OP_UPDATE) {
     Failure failure = CheckUpdate(subgroup, request);
     if (failure.status == 0) failure = CheckLentSlot(subgroup, request.submission.staging_offset);
@@ -215,8 +242,14 @@ Failure Scheduler::BeginOp(Op& op) {
   if (op.kind() == MLPO_OP_GRAD) return BeginGrad(op);
   steps_.OpBegins(op.session->steps);
   if (op.kind() == MLPO_OP_UPDATE) return BeginUpdate(op);
+  if (op.kind() == MLPO_OP_SNAPSHOT) return BeginTake(op);
+  if (op.kind() == MLPO_OP_RESTORE) {
+    BeginRestore(op);
+    return {};
+  }
   const mlpo_submission& submission = op.request.submission;
   if (submission.arg == MLPO_PART_STEP || submission.count == 0) return {};  // done in EndFront
+  if (Failure damage = CheckDamage(op); damage.status != 0) return damage;
   WantRange(op);
   return {};
 }
@@ -237,6 +270,7 @@ void Scheduler::WantRange(Op& op) {
 
 Failure Scheduler::BeginUpdate(Op& op) {
   Subgroup& subgroup = *op.subgroup();
+  if (Failure damage = CheckDamage(op); damage.status != 0) return damage;
   if (subgroup.grad_lost.status != 0) return subgroup.grad_lost;
   Failure failure = subgroup.window.CheckComplete();
   if (failure.status != 0) return failure;
@@ -335,6 +369,8 @@ void Scheduler::Advance(BlockOwner& owner) {
 void Scheduler::FailOp(Op& op, Failure failure) {
   if (op.failure.status == 0) op.failure = std::move(failure);
   std::erase_if(op.session->line, [&op](const InLine& waits) { return waits.op == &op; });
+  std::erase(op.session->restoring, &op);
+  look_at_restores_ |= op.kind() == MLPO_OP_RESTORE;
   for (uint32_t i = op.first_block; i < op.end_block; ++i) {
     Block& block = op.owner->blocks[i];
     if (block.want != &op || block.state == BlockState::kWorking || block.state == BlockState::kFetching) continue;
@@ -360,6 +396,7 @@ void Scheduler::EndFront(BlockOwner& owner) {
   if (op->kind() == MLPO_OP_GRAD) return EndGrad(*op);
   Subgroup& subgroup = *op->subgroup();
   steps_.OpEnds(op->session->steps);
+  if (op->kind() == MLPO_OP_SNAPSHOT) return EndTake(*op);
   Completion completion;
   completion.session = op->request.session;
   completion.user_data = op->request.submission.user_data;
@@ -370,6 +407,9 @@ void Scheduler::EndFront(BlockOwner& owner) {
     SettleLentSlot(subgroup);
     steps_.UpdateEnds(op->session->steps, subgroup.steps, completion.value, op->session->subgroups.size());
     if (trace_.on()) TraceOp(*op, op->failure.status);
+  } else if (op->kind() == MLPO_OP_RESTORE) {
+    --subgroup.restores_queued;
+    EndRestore(*op, &completion);
   } else if (op->request.submission.arg == MLPO_PART_STEP) {
     op->failure = actions_->CopySteps(*op, subgroup.spec.tensors);
   } else if (op->kind() == MLPO_OP_WRITE_STATE && op->failure.status == 0) {
@@ -403,11 +443,11 @@ void Scheduler::EndUpdate(Op& op, Completion* completion) {
   actions_->PublishEpoch(subgroup);
 }
 
-// A torn subgroup is whole again once all parts of every element have been written.
+// A torn subgroup, or one of which blocks are lost, is whole again once all parts of every element have been written.
 void Scheduler::EndWrite(Op& op) {
   Subgroup& subgroup = *op.subgroup();
   const mlpo_submission& submission = op.request.submission;
-  if (!subgroup.torn || submission.arg != MLPO_PART_STATE) return;
+  if ((!subgroup.torn && subgroup.damaged == 0) || submission.arg != MLPO_PART_STATE) return;
   // Written twice is as good as once: only what is missing is added.
   uint64_t at = submission.first;
   const uint64_t end = submission.first + submission.count;
@@ -421,7 +461,9 @@ void Scheduler::EndWrite(Op& op) {
     at = next;
   }
   if (!subgroup.torn_written.complete()) return;
-  subgroup.torn = false;
+  Heal(subgroup);
+  if (!subgroup.torn) return;
+  subgroup.torn = subgroup.unmade = false;
   subgroup.params_valid = false;
   ClearWindow(subgroup);
   for (Block& block : subgroup.blocks) block.epoch = subgroup.epoch;

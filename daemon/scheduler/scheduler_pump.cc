@@ -1,5 +1,7 @@
 // Scheduler: movement between memory and paths.
 #include <algorithm>
+#include <cerrno>
+#include <map>
 #include <system_error>
 #include <utility>
 
@@ -14,20 +16,20 @@
 namespace mlpo {
 namespace {
 
-// How long a path that failed a write is left alone.
-int64_t PauseNs(int error, uint32_t failures) {
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) return kNsPerS;
-  if (error == EROFS) return 5 * kNsPerS;
-  return std::min<int64_t>(60, int64_t{1} << std::min(failures, 6u)) * kNsPerS;
-}
+constexpr int64_t kNotWaitedForNs = 10'000'000'000;  // that I/O of an ended session hangs, by who comes after it
 
 }  // namespace
 
 void Scheduler::Pump() {
   do {
+    PumpTakes();
     PumpGradients();
+    PumpRestores();
     WantNext();
     PumpFlushes();
+    PumpQuotas();
+    PumpLeaving();
+    PumpCopies(true);
     while (FetchOne()) {
       WantNext();
       PumpFlushes();
@@ -35,11 +37,13 @@ void Scheduler::Pump() {
     while (FetchAheadOne()) {
     }
   } while (YieldTurns());
+  wake_ns_ = std::min({wake_ns_, NextProbe(), NextLook()});
+  PumpCopies(false);
 }
 
 bool Scheduler::MayQueue(PathIndex index, Direction direction) const {
   const PathState& path = paths_[index];
-  const uint32_t limit = IsSuspect(path) ? 1 : model_.path_blocks();
+  const uint32_t limit = path.health.doubtful() ? 1 : model_.path_blocks();
   const uint32_t same = direction == Direction::kRead ? path.reads : path.writes;
   const uint32_t most = IsHanging(index) ? 1 : model_.QueueBlocks(index, direction);
   return same < most && path.reads + path.writes + path.lone < limit;
@@ -57,25 +61,28 @@ bool Scheduler::YieldTurns() {
   return yielded;
 }
 
-// Starts the transfer of a block's parts between its buffer and an extent.
-void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t parts) {
-  const Span span = SpanOf(block, parts);
+// A transfer of a block that has left its lists; the number of its turn.
+uint64_t Scheduler::TakeTurn(const Block& block, PathIndex path, Direction direction) {
+  const Session& session = *block.owner->session;
+  return paths_[path].turn.Started(session.id, direction, session.pending[path].size() + session.dirty.size() + 1);
+}
+
+// Starts the transfer of a block's parts, or of some bytes of them, between its buffer and an extent.
+void Scheduler::Move(Block& block, Direction direction, Extent extent, uint8_t parts, ByteSpan span, uint64_t turn) {
   InFlight in_flight;
   in_flight.block = &block;
   in_flight.extent = extent;
   in_flight.parts = parts;
+  in_flight.turn = turn;
   Transfer& transfer = in_flight.transfer;
   transfer.id = next_transfer_++;
   transfer.direction = direction;
   transfer.path = extent.path;
-  transfer.file = block.owner->session->files[extent.path];
+  transfer.file = extent.file;
   transfer.buffer = block.buffer;
   transfer.buffer_offset = span.first;
   transfer.offset = options_.extents_offset_bytes + extent.offset + span.first;
   transfer.bytes = span.bytes;
-  const Session& session = *block.owner->session;
-  in_flight.turn = paths_[transfer.path].turn.Started(session.id, direction,
-                                                      session.pending[transfer.path].size() + session.dirty.size() + 1);
   transfers_[transfer.id] = in_flight;
   model_.Started(transfer.path, direction, now_ns_);
   steps_.TransferBegins(block.owner->session->steps, transfer);
@@ -102,7 +109,8 @@ bool Scheduler::CanWrite() const {
 
 void Scheduler::PumpFlushes() {
   wake_ns_ = kNever;
-  const uint64_t asked = std::min<uint64_t>(low_water_, pending_ + coming_ + std::exchange(read_ahead_, 0));
+  const uint64_t wait = pending_ + std::exchange(leaving_waits_, false) + CopyWaits();
+  const uint64_t asked = std::min<uint64_t>(low_water_, wait + coming_ + std::exchange(read_ahead_, 0));
   uint64_t most = asked;  // most often there is enough, and nobody need be looked for
   for (PathIndex i = 0; i < paths_.size(); ++i) {
     if (paths_[i].pending_bytes == 0) most += model_.QueueBlocks(i, Direction::kRead);
@@ -110,7 +118,7 @@ void Scheduler::PumpFlushes() {
   for (uint64_t there = 0; (there = free_.size() + clean_.size() + Coming()) < most;) {
     Block* const victim = CanWrite() ? Victim() : nullptr;
     if (victim == nullptr || (there >= asked && there >= asked + WantedAhead(victim))) break;
-    if (pending_ == 0 && IsGrowing(*victim)) break;
+    if (wait == 0 && IsGrowing(*victim)) break;
     const int64_t wait_ns = AboutToBeUsed(*victim);
     if (wait_ns > now_ns_) {
       wake_ns_ = wait_ns;
@@ -120,12 +128,29 @@ void Scheduler::PumpFlushes() {
   }
 }
 
-bool Scheduler::HasRoom(PathIndex index, uint64_t bytes) const {
-  if (IsHanging(index)) return false;
-  const PathState& path = paths_[index];
-  if (path.write_error != 0 && (now_ns_ < path.write_again_ns || path.writes > 0)) return false;
+// Whether anything is written there, and so many bytes more may be.
+bool Scheduler::TakesWrites(PathIndex index, uint64_t bytes) const {
+  if (IsHanging(index) || paths_[index].health.rewrite_end() == 0) return false;
   const uint64_t capacity = model_.path(index).capacity_bytes;
-  return capacity == 0 || path.extent_bytes + bytes <= capacity;
+  return capacity == 0 || paths_[index].extent_bytes + bytes <= capacity;
+}
+
+// For a new extent of the session.
+bool Scheduler::HasRoom(PathIndex index, uint64_t bytes, const Session& session) const {
+  if (!TakesWrites(index, bytes) || session.files[index] == kNone) return false;
+  const PathHealth& health = paths_[index].health;
+  if (health.MayWrite()) return true;
+  const ExtentMap& extents = session.extents[index];
+  const uint64_t offset = extents.Next(bytes);
+  const uint64_t end = options_.extents_offset_bytes + offset + bytes;
+  return end <= (extents.IsWritten(offset, bytes) ? health.rewrite_end() : health.write_end());
+}
+
+// Whether the block's extent may be written again, where it is.
+bool Scheduler::MayRewrite(const Block& block) const {
+  const Extent& extent = block.extent;
+  const uint64_t end = options_.extents_offset_bytes + extent.offset + extent.bytes;
+  return TakesWrites(extent.path, 0) && end <= paths_[extent.path].health.rewrite_end();
 }
 
 // A block of a session that has a path's turn: others' may have to wait for its end.
@@ -153,16 +178,16 @@ bool Scheduler::FlushOne(Block& victim) {
 PathIndex Scheduler::ChooseFlushPath(const Block& block, uint64_t bytes) {
   const Session& session = *block.owner->session;
   if (const Subgroup* subgroup = block.owner->subgroup(); subgroup != nullptr && subgroup->home != kNone) {
-    if (HasRoom(subgroup->home, bytes)) {
+    if (HasRoom(subgroup->home, bytes, session)) {
       return MayStart(subgroup->home, Direction::kWrite, session) ? subgroup->home : kNone;
     }
   }
-  const auto in_use = [&](size_t i) { return static_cast<double>(session.extents[i].bytes_in_use()); };
+  const auto in_use = [&](size_t i) { return static_cast<double>(session.placed_bytes[i]); };
   double total = static_cast<double>(bytes);
   for (size_t i = 0; i < paths_.size(); ++i) {
     total += in_use(i);
     room_bytes_[i] = 0;
-    if (!HasRoom(static_cast<PathIndex>(i), bytes)) continue;
+    if (!HasRoom(static_cast<PathIndex>(i), bytes, session)) continue;
     const uint64_t capacity = model_.path(static_cast<PathIndex>(i)).capacity_bytes;
     // What other sessions leave of it.
     room_bytes_[i] = capacity == 0 ? std::numeric_limits<double>::infinity()
@@ -197,7 +222,9 @@ bool Scheduler::StartFlush(Block& block) {
   const PathIndex target = ChooseFlushPath(block, bytes);
   if (target == kNone) return false;
   paths_[target].extent_bytes += bytes;
-  StartWrite(block, Extent{target, block.owner->session->extents[target].Take(bytes), bytes}, block.nonzero);
+  Session& session = *block.owner->session;
+  session.placed_bytes[target] += bytes;
+  StartWrite(block, Extent{target, session.extents[target].Take(bytes), bytes, session.files[target]}, block.nonzero);
   return true;
 }
 
@@ -208,8 +235,26 @@ void Scheduler::StartWrite(Block& block, Extent extent, uint8_t parts) {
   block.state = BlockState::kFlushing;
   ++paths_[extent.path].writes;
   ++flushing_;
+  CountFlushing(block, 1);
   Hold(block);
-  Move(block, Direction::kWrite, extent, parts);
+  const uint8_t missing = options_.integrity ? parts & ~block.summed : 0;
+  const uint8_t unchecked = parts & block.unchecked;
+  if ((missing | unchecked) == 0) {
+    const uint64_t turn = TakeTurn(block, extent.path, Direction::kWrite);
+    return Move(block, Direction::kWrite, extent, parts, SpanOf(block, parts), turn);
+  }
+  NeedChecksums(block);
+  forming_[&block] = {extent, parts, unchecked, missing};
+  steps_.ChecksumsBegin();
+  actions_->StartChecksums(block, unchecked, missing);
+}
+
+// A block that StartWrite gave a place in the path's queue is not there any more, written or not.
+void Scheduler::LeaveQueue(Block& block, PathIndex path) {
+  --paths_[path].writes;
+  --flushing_;
+  CountFlushing(block, -1);
+  LetGo(block);
 }
 
 void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& result) {
@@ -217,19 +262,21 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
   PathState& path = paths_[in_flight.extent.path];
   path.written_bytes += result.bytes;
   path.write_rate.Add(result.bytes, now_ns_);
-  --path.writes;
-  --flushing_;
-  LetGo(block);
-  const bool in_place = in_flight.extent.path == block.extent.path && in_flight.extent.offset == block.extent.offset;
+  LeaveQueue(block, in_flight.extent.path);
+  const bool in_place = in_flight.extent.path == block.extent.path && in_flight.extent.file == block.extent.file &&
+                        in_flight.extent.offset == block.extent.offset;
+  // Of a file that the session has left meanwhile it is not asked any more what has been written.
+  const bool current = in_flight.extent.file == block.owner->session->files[in_flight.extent.path];
+  ExtentMap& extents = block.owner->session->extents[in_flight.extent.path];
+  const bool rewrite = current && extents.IsWritten(in_flight.extent.offset, in_flight.extent.bytes);
   if (result.error != 0) {
     // The block is still in memory; the extent is written in full before it is read again.
     if (!in_place) GiveExtent(*block.owner->session, in_flight.extent);
     ++path.write_errors;
-    path.write_error = result.error;
-    path.write_again_ns = now_ns_ + PauseNs(result.error, path.write_failures++);
+    path.health.WriteFailed(result.error, in_flight.transfer.offset + in_flight.transfer.bytes, rewrite, now_ns_);
   } else {
-    path.write_error = 0;
-    path.write_failures = 0;
+    if (current) extents.Wrote(in_flight.extent.offset, in_flight.extent.bytes);
+    StopLeaving(block);
     if (!in_place) {
       ReleaseExtent(block);
       block.extent = in_flight.extent;
@@ -237,6 +284,11 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
     block.grad_saved = (block.nonzero & in_flight.parts & kPartGradient) != 0;
     if (block.nonzero == 0) ReleaseExtent(block);  // a gradient that has been discarded meanwhile
   }
+  AfterWrite(block, result.error != 0);
+}
+
+// On with what somebody waits for, or into the lists. `failed`: it is where it was before.
+void Scheduler::AfterWrite(Block& block, bool failed) {
   block.state = Unsaved(block) ? BlockState::kDirty : BlockState::kClean;
   if (block.owner->ending) {
     DropBuffer(block);
@@ -252,8 +304,10 @@ void Scheduler::WriteDone(const InFlight& in_flight, const TransferResult& resul
     return StartWork(block);
   }
   // Only with its state can it go to another path.
-  if (lone && result.error != 0) return StartRead(block, block.buffer);
+  if (lone && failed) return StartRead(block, block.buffer);
   SettleInMemory(block);
+  if (block.leaves) LookAgain(block);
+  TakeGoesOn(block);
 }
 
 // ---- Fetching ----
@@ -281,7 +335,7 @@ PathIndex Scheduler::ChooseReadPath() {
   const auto seconds = [&](PathIndex i) {
     const auto reads = static_cast<double>(paths_[i].pending_bytes);
     const double stays = static_cast<double>(paths_[i].extent_bytes) - reads;
-    const double most = HasRoom(i, BufferBytes(options_.block_elements)) ? written : 0;
+    const double most = TakesWrites(i, BufferBytes(options_.block_elements)) ? written : 0;
     return model_.ReadSeconds(i, reads, std::clamp(model_.share(i) * extents - stays, 0.0, most));
   };
   PathIndex best = kNone;
@@ -297,7 +351,7 @@ PathIndex Scheduler::ChooseReadPath() {
   if (best == kNone || Coming() == 0) return best;
   size_t kept_back = 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    kept_back += paths_[i].pending_bytes > 0 && !IsSuspect(paths_[i]) && !IsHanging(i) && seconds(i) > longest;
+    kept_back += paths_[i].pending_bytes > 0 && !paths_[i].health.doubtful() && !IsHanging(i) && seconds(i) > longest;
   }
   return free_.size() + clean_.size() > kept_back ? best : kNone;
 }
@@ -326,6 +380,7 @@ bool Scheduler::FetchOne() {
     StartRead(block, buffer);
   } else {
     block.buffer = buffer;
+    CountHeld(block, 1);
     block.filled = 0;
     block.state = BlockState::kClean;
     StartWork(block);
@@ -336,11 +391,14 @@ bool Scheduler::FetchOne() {
 void Scheduler::StartRead(Block& block, BufferIndex buffer) {
   LeaveLists(block);
   LeaveLone(block);
+  if (block.buffer == kNone) CountHeld(block, 1);
   block.buffer = buffer;
   block.state = BlockState::kFetching;
   ++paths_[block.extent.path].reads;
   Hold(block);
-  Move(block, Direction::kRead, block.extent, block.nonzero & ~block.filled);
+  const uint8_t parts = block.nonzero & ~block.filled;
+  const uint64_t turn = TakeTurn(block, block.extent.path, Direction::kRead);
+  Move(block, Direction::kRead, block.extent, parts, SpanOf(block, parts), turn);
 }
 
 void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result) {
@@ -356,40 +414,76 @@ void Scheduler::ReadDone(const InFlight& in_flight, const TransferResult& result
     DropBuffer(block);
     return MaybeGone(*block.owner);
   }
-  if (result.error != 0) {
-    ++path.read_errors;
-    block.want = nullptr;
-    if (block.nonzero & kPartGradient && !block.grad_saved) {
-      BeLone(block);  // again: its state could not be read, and the gradient is nowhere else
-      path.rescue_again_ns = now_ns_ + kNsPerS;
-      SettleInMemory(block);
-    } else {
-      DropBuffer(block);
-      LeaveLists(block);  // not ahead of use again: who needs it tries
-    }
-    if (op == nullptr) return;
-    const PathIndex from = in_flight.extent.path;
-    Failure failure =
-        Fail(MLPO_E_IO, "reading block " + std::to_string(block.index) + " of " + block.owner->Name() + " from path '" +
-                            options_.path_names[from] + "': " + std::generic_category().message(result.error));
-    failure.os_errno = result.error;
-    failure.block = block.index;
-    failure.path = from;
-    failure.first = block.first;
-    failure.count = block.count;
-    FailOp(*op, std::move(failure));
-    return BlockDone(*op);
+  int error = result.error;
+  if (error != 0) ++path.read_errors;
+  if (error != 0 && (in_flight.parts & block.nonzero) == 0) {  // only a gradient that has been discarded meanwhile
+    ReadsFail(in_flight.extent.path, error);
+    error = 0;
   }
+  if (block.wrong != nullptr) return PieceRead(block, error);
+  if (error != 0) return CannotBeRead(block, error);
   if (block.nonzero == 0) {  // a gradient that has been discarded meanwhile
     SetAhead(block, false);
     ReleaseExtent(block);
   }
   block.filled |= block.nonzero;
-  if (block.nonzero & kPartMoments) block.filled |= kPartMaster;
+  if (options_.integrity) block.unchecked |= in_flight.parts & block.nonzero;
   if (op != nullptr && op->failure.status == 0) return StartWork(block);
   block.want = nullptr;
   SettleInMemory(block);
+  if (block.leaves) Leave(block);
+  TakeGoesOn(block);
   if (op != nullptr) BlockDone(*op);
+}
+
+// A block's extent, or some of it. Nothing of the block has been changed.
+void Scheduler::CannotBeRead(Block& block, int error) {
+  const PathIndex from = block.extent.path;
+  Op* const op = block.want;
+  // It was being read ahead of use, or moved, and is filled anew from a checkpoint.
+  if (op != nullptr && op->kind() == MLPO_OP_RESTORE && op->failure.status == 0) {
+    StartWork(block);
+    return ReadsFail(from, error);
+  }
+  block.want = nullptr;
+  CannotLeave(block);
+  ForgetRead(block);
+  ReadsFail(from, error);
+  if (op == nullptr) return;
+  Failure failure =
+      Fail(MLPO_E_IO, "reading block " + std::to_string(block.index) + " of " + block.owner->Name() + " from path '" +
+                          options_.path_names[from] + "': " + std::generic_category().message(error));
+  failure.os_errno = error;
+  failure.block = block.index;
+  failure.path = from;
+  failure.first = block.first;
+  failure.count = block.count;
+  FailOp(*op, std::move(failure));
+  BlockDone(*op);
+}
+
+// What the buffer has of the extent is worth nothing: what is nowhere else stays.
+void Scheduler::ForgetRead(Block& block) {
+  if (block.nonzero & kPartGradient && !block.grad_saved) {
+    block.filled &= kPartGradient;
+    block.unchecked = 0;
+    block.read_twice = false;
+    block.wrong.reset();
+    BeLone(block);
+    paths_[block.extent.path].rescue_again_ns = now_ns_ + kNsPerS;
+    SettleInMemory(block);
+    LookForTake(block);
+  } else {
+    DropBuffer(block);
+    LeaveLists(block);  // not ahead of use again: who needs it tries
+  }
+}
+
+// A read of the path has failed, or what it brought was wrong, twice.
+void Scheduler::ReadsFail(PathIndex path, int error) {
+  const bool before = paths_[path].health.unreadable();
+  paths_[path].health.ReadFailed(error, now_ns_);
+  if (!before) KeepInMemory(path);
 }
 
 void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
@@ -400,13 +494,23 @@ void Scheduler::TransferDone(const TransferResult& result, int64_t now_ns) {
   transfers_.erase(it);
   const Transfer& transfer = in_flight.transfer;
   paths_[transfer.path].turn.Ended(in_flight.turn, transfer.direction);
+  if (HangsForLong(transfer.path, transfer.direction)) paths_[transfer.path].health.Returned(now_ns);
   if (model_.Ended(transfer.path, transfer.direction, result.bytes, result.error == 0, now_ns)) SetLowWater();
+  if (in_flight.pin != nullptr) {
+    if (trace_.on()) {
+      const Pin& pin = *in_flight.pin;
+      trace_.TransferEnds(transfer, pin.save->session_id, pin.subgroup, pin.index, result, now_ns_);
+    }
+    CopyRead(in_flight, result);
+    return Pump();
+  }
   steps_.TransferEnds(in_flight.block->owner->session->steps, transfer, result.bytes);
   if (trace_.on()) TraceTransfer(in_flight, result);
   if (in_flight.transfer.direction == Direction::kRead) {
     ReadDone(in_flight, result);
   } else {
     WriteDone(in_flight, result);
+    LeavingGoesOn();
   }
   Pump();
 }
@@ -445,7 +549,8 @@ Block* Scheduler::Victim() const {
   for (Session* const session : all_sessions_) {
     if (session->dirty.empty()) continue;
     Block& last = session->dirty.back();
-    const std::pair<int64_t, int64_t> use(NextUse(*session, last.used_ns), last.used_ns);
+    // The next piece of an object comes at once.
+    const std::pair<int64_t, int64_t> use(IsGrowing(last) ? 0 : NextUse(*session, last.used_ns), last.used_ns);
     if (victim != nullptr && use <= farthest) continue;
     victim = &last;
     farthest = use;
@@ -486,9 +591,9 @@ uint64_t Scheduler::WantedAhead(const Block* victim) const {
   uint64_t wanted = 0;
   if (victim->epoch < victim->owner->session->epoch) return 0;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    if (paths_[i].pending_bytes > 0 || IsHanging(i)) continue;
+    if (paths_[i].pending_bytes > 0 || IsHanging(i) || paths_[i].health.doubtful()) continue;
     const Block* block = NextAhead(i);
-    if (block == nullptr || NextUse(*block) >= NextUse(*victim)) continue;
+    if (block == nullptr || NextUse(*block) >= NextUse(*victim) || !MayKeep(*block->owner->session, 1)) continue;
     wanted += std::min(RoomAhead(i, *block), model_.QueueBlocks(i, Direction::kRead));
   }
   return wanted;
@@ -497,9 +602,9 @@ uint64_t Scheduler::WantedAhead(const Block* victim) const {
 bool Scheduler::FetchAheadOne() {
   if (free_.empty() && clean_.empty()) return false;
   for (PathIndex i = 0; i < paths_.size(); ++i) {
-    if (paths_[i].pending_bytes > 0 || !MayQueue(i, Direction::kRead)) continue;
+    if (paths_[i].pending_bytes > 0 || paths_[i].health.doubtful() || !MayQueue(i, Direction::kRead)) continue;
     Block* block = NextAhead(i);
-    if (block == nullptr || RoomAhead(i, *block) == 0) continue;
+    if (block == nullptr || RoomAhead(i, *block) == 0 || !MayKeep(*block->owner->session, 1)) continue;
     if (!paths_[i].turn.Allows(block->owner->session->id, Direction::kRead)) continue;
     BufferIndex buffer;
     MLPO_CHECK(TakeBuffer(NodeOf(i), &buffer));
@@ -513,13 +618,84 @@ bool Scheduler::FetchAheadOne() {
 
 // ---- No path left ----
 
-void Scheduler::FailStuck() {
+Failure Scheduler::HasHung(PathIndex path, int64_t hung_ns, const Block& block) const {
+  Failure failure = Fail(MLPO_E_IO, "path '" + options_.path_names[path] + "' has not answered for " +
+                                        std::to_string(hung_ns / kNsPerS) + " s, and block " +
+                                        std::to_string(block.index) + " of " + block.owner->Name() + " waits for it");
+  failure.os_errno = ETIMEDOUT;
+  failure.block = block.index;
+  failure.path = path;
+  failure.first = block.first;
+  failure.count = block.count;
+  return failure;
+}
+
+// Of sessions that have ended. Their buffers and files stay theirs until what hangs comes back.
+void Scheduler::TellOfHanging() {
+  for (Session* const session : all_sessions_) {
+    if (!session->ending || session->hangs || IsStore(session->id)) continue;
+    uint64_t hanging = 0;
+    for (const auto& [id, in_flight] : transfers_) {
+      if (in_flight.block == nullptr || in_flight.block->owner->session != session) continue;
+      const Transfer& transfer = in_flight.transfer;
+      hanging += model_.HungNs(transfer.path, transfer.direction, now_ns_) >= kNotWaitedForNs;
+    }
+    if (hanging < session->in_flight) continue;
+    session->hangs = true;
+    actions_->SessionHangs(session->id);
+  }
+}
+
+// What waits for a path that has hung for too long. Blocks that the path has stay with it until it lets go of them.
+// Reads that move while writes hang are waited for, as long as there is room for one in flight.
+void Scheduler::FailHung() {
+  for (PathIndex path = 0; path < paths_.size(); ++path) {
+    const bool reads = IsLost(path, Direction::kRead);
+    if (!reads && !IsLost(path, Direction::kWrite)) continue;
+    const bool none_begins = paths_[path].reads == 0 && !MayQueue(path, Direction::kRead);
+    const int64_t hung_ns = HungNs(path);
+    std::map<Op*, const Block*> waiting;
+    for (const auto& [id, in_flight] : transfers_) {
+      const Transfer& transfer = in_flight.transfer;
+      const Block* const block = in_flight.block;  // nullptr: a copy, which only its checkpoint waits for
+      if (transfer.path != path || block == nullptr || !IsLost(path, transfer.direction)) continue;
+      if (block->want != nullptr) waiting.emplace(block->want, block);
+      if (block->flush_for != nullptr) waiting.emplace(block->flush_for, block);
+    }
+    for (const Session* session : all_sessions_) {
+      if (!reads && !none_begins) break;
+      for (const Block& block : session->pending[path]) waiting.emplace(block.want, &block);
+    }
+    for (const auto& [op, block] : waiting) {
+      BlockOwner& owner = *op->owner;
+      FailOp(*op, HasHung(path, hung_ns, *block));
+      for (uint32_t i = op->first_block; i < op->end_block; ++i) {
+        Block& has = owner.blocks[i];
+        if (has.want != op || has.state != BlockState::kFetching || has.extent.path != path) continue;
+        if (has.wrong != nullptr) continue;  // pieces of it have been changed: op ends with it, whenever that is
+        has.want = nullptr;                  // read all the same; whoever wants it next has it
+        --op->active;
+      }
+      if (op->active == 0) Advance(owner);
+    }
+  }
+}
+
+// Each path's state, and what would help.
+std::string Scheduler::WhyNotWritten() const {
   std::string reasons;
+  const bool limited =
+      std::any_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.error() == EFBIG; });
   for (size_t i = 0; i < paths_.size(); ++i) {
     reasons += (i > 0 ? ", '" : "'") + options_.path_names[i] + "' is " + StateName(static_cast<PathIndex>(i));
-    if (paths_[i].write_error != 0) reasons += " (" + std::generic_category().message(paths_[i].write_error) + ")";
+    const int error = paths_[i].health.error();
+    if (error != 0) reasons += " (" + std::generic_category().message(error) + ")";
   }
-  const bool full = std::all_of(paths_.begin(), paths_.end(), IsFull);
+  return limited ? reasons + "; raise LimitFSIZE= (RLIMIT_FSIZE)" : reasons;
+}
+
+void Scheduler::FailStuck() {
+  const bool full = std::all_of(paths_.begin(), paths_.end(), [](const PathState& path) { return path.health.full(); });
   std::vector<BlockOwner*> waiting;
   const auto look = [&](BlockOwner& owner) {
     if (!owner.queue.empty() && owner.queue.front()->left > 0) waiting.push_back(&owner);
@@ -532,8 +708,8 @@ void Scheduler::FailStuck() {
   }
   for (BlockOwner* owner : waiting) {
     Failure failure = Fail(full && owner->object() != nullptr ? -ENOSPC : MLPO_E_IO,
-                           "no path can take a block, so no buffer becomes free: " + reasons);
-    failure.os_errno = paths_.front().write_error;
+                           "no path can take a block, so no buffer becomes free: " + WhyNotWritten());
+    failure.os_errno = paths_.front().health.error();
     Op& op = *owner->queue.front();
     FailOp(op, std::move(failure));
     if (op.active == 0) Advance(*owner);

@@ -66,6 +66,18 @@ TraceRecord Scheduler::TraceLabel(const Op& op, uint32_t block) {
   return record;
 }
 
+TraceRecord Scheduler::TraceLabel(const Block& block) {
+  Session& session = *block.owner->session;
+  NameForTrace(*block.owner, session);
+  const Subgroup* subgroup = block.owner->subgroup();
+  TraceRecord record;
+  record.kind = TraceKind::kWork;
+  record.session = session.id;
+  record.subgroup = subgroup == nullptr ? 0 : subgroup->spec.id;
+  record.block = block.index;
+  return record;
+}
+
 void Scheduler::TraceWork(const TraceRecord& record) { trace_.Add(record); }
 
 void Scheduler::TracePool(int64_t now_ns) {

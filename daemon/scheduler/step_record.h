@@ -105,6 +105,9 @@ class StepBook {
   void BlockWaitsNoMore(SessionSteps& session);
   void WorkBegins(SessionSteps& session, bool adam);
   void WorkEnds(SessionSteps& session, bool adam);
+  // Checksums of a block that is to be written: for a step that is a part of the write.
+  void ChecksumsBegin() { workers_.Begin(now_ns_); }
+  void ChecksumsEnd() { workers_.End(now_ns_); }
   void GradBegins(SessionSteps& session, SubgroupSteps& subgroup);
   void GradEnds(SessionSteps& session);
   void OpBegins(SessionSteps& session);  // on a subgroup, not GRAD

@@ -3,11 +3,17 @@
 #include "daemon/session/client_connection.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <iterator>
+#include <utility>
 
+#include "daemon/base/clock.h"
+#include "daemon/base/close_elsewhere.h"
+#include "daemon/base/name.h"
 #include "daemon/session/session_server.h"
 
 namespace mlpo {
@@ -22,11 +28,37 @@ constexpr uint64_t kLeastBlockOfKept = 2048;  // parameters; config/load.cc has 
 
 Status Broken(const std::string& what) { return Status(MLPO_E_PROTOCOL, what); }
 
+// Descriptors that a frame may bring.
+size_t MostFds(uint16_t type) {
+  switch (type) {
+    case MLPO_FRAME_HELLO:
+      return 1;
+    case MLPO_FRAME_CHECKPOINT:
+      return 2;
+    case MLPO_FRAME_RESTORE_FILES:
+      return MLPO_MAX_FRAME_FDS;
+    default:
+      return 0;
+  }
+}
+
+// A daemon opens nothing for others than its own user: they could not open it themselves, or not the way it does.
+Status CheckOwnUid(uint32_t uid) {
+  if (uid == ::geteuid()) return Status();
+  return Status(-EPERM, "the daemon of uid " + std::to_string(::geteuid()) + " opens no files for uid " +
+                            std::to_string(uid) + ": run a daemon as that user");
+}
+
 }  // namespace
 
 ClientConnection::ClientConnection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer,
-                                   SessionId id)
-    : server_(server), peer_(std::move(peer)), socket_(io, socket.release()), pidfd_(io), deadline_(io) {
+                                   UniqueFd process, SessionId id)
+    : server_(server),
+      peer_(std::move(peer)),
+      process_(std::move(process)),
+      socket_(io, socket.release()),
+      pidfd_(io),
+      deadline_(io) {
   identity_.id = id;
   identity_.uid = peer_.uid;
   identity_.pid = peer_.pid;
@@ -70,7 +102,7 @@ void ClientConnection::OnReadable() {
   Frame& frame = server_->frame();
   for (int i = 0; i < kFramesPerTurn && !ended(); ++i) {
     Status status;
-    switch (frame.Receive(socket_.native_handle(), &status)) {
+    switch (frame.Receive(socket_.native_handle(), peer_.uid, &status)) {
       case Frame::Outcome::kNothing:
         return WaitForFrame();
       case Frame::Outcome::kClosed:
@@ -79,12 +111,16 @@ void ClientConnection::OnReadable() {
         return End(status, true);
       case Frame::Outcome::kFrame:
         OnFrame(frame);
+        // Those that nobody has taken, now: the frame is all clients', and the next one may come in hours.
+        CloseElsewhere(std::exchange(frame.fds(), {}), peer_.uid);
     }
   }
   if (!ended()) WaitForFrame();
 }
 
 void ClientConnection::OnFrame(Frame& frame) {
+  if (frame.fds().size() > MostFds(frame.type()))
+    return End(Broken("a frame has more descriptors than one of its type may"), true);
   if (frame.type() == MLPO_FRAME_BYE) return End(Status(), false);
   Status status;
   switch (state_) {
@@ -145,18 +181,26 @@ Status ClientConnection::OnHello(Frame& frame) {
   identity_.world_size = hello_.world_size;
   identity_.numa_node = hello_.numa_node;
   Status status = CheckMayConnect(peer_, server_->group());
-  if (status.ok()) status = CheckPidfd(frame.fds()[0].get(), peer_);
   if (!status.ok()) return status;
+  const Status sent = CheckPidfd(frame.fds()[0].get(), peer_);
+  if (!process_) {
+    if (!sent.ok()) return sent;
+    process_ = std::move(frame.fds()[0]);
+  } else if (sent.ok()) {
+    frame.fds().clear();  // closing a pidfd waits for nobody; what is none the frame closes elsewhere
+  }
   boost::system::error_code error;
-  pidfd_.assign(frame.fds()[0].release(), error);
+  pidfd_.assign(process_.get(), error);
+  if (!error) process_.release();  // else it stays ours to close
   if (error) return Broken("the pidfd of HELLO cannot be watched: " + error.message());
   WaitForProcessEnd();
-  switch (server_->Claim(*this)) {
+  Status full;
+  switch (server_->Claim(*this, &full)) {
     case SessionServer::ClaimOutcome::kTaken:
       return Status(-EADDRINUSE, "rank " + std::to_string(identity_.rank) + " of job '" + identity_.job +
                                      "' has a live session: give this run another job name, or end the other one");
     case SessionServer::ClaimOutcome::kFull:
-      return Status(MLPO_E_QUOTA, "the daemon has its [daemon] max_sessions already");
+      return full;
     case SessionServer::ClaimOutcome::kWait:
       state_ = State::kWaiting;
       SetDeadline(kPredecessorSeconds, "the I/O of this rank's previous session did not end");
@@ -178,7 +222,14 @@ Status ClientConnection::Welcome() {
   identity_.generation = server_->NextGeneration();
   const uint64_t limit = server_->arenas_limit_bytes();
   arena_ = std::make_unique<Arena>(hello_.arena_bytes == 0 ? limit : std::min(limit, hello_.arena_bytes));
-  Result<std::unique_ptr<Areas>> areas = Areas::Create(hello_.ring_entries);
+  // As many as are left to its user and job, but no fewer than a ring has.
+  const uint64_t left = server_->quotas().Left(identity_.uid, identity_.job, Quota::kRequests);
+  const auto entries = static_cast<uint32_t>(
+      std::max<uint64_t>(std::bit_floor(std::min<uint64_t>(hello_.ring_entries, left)), MLPO_MIN_RING_ENTRIES));
+  const Status taken = server_->quotas().Take(identity_.uid, identity_.job, Quota::kRequests, entries);
+  if (!taken.ok()) return taken;
+  ring_entries_ = entries;
+  Result<std::unique_ptr<Areas>> areas = Areas::Create(entries);
   if (!areas.ok()) return areas.status().Within("making the session's ring");
   areas_ = std::move(*areas);
   auto welcome = MakeFrame<mlpo_welcome>(MLPO_FRAME_WELCOME, seq_);
@@ -202,8 +253,12 @@ Status ClientConnection::OnReady() {
   Status status = areas_->SealClientArea();
   if (!status.ok()) return status;
   state_ = State::kRunning;
-  spdlog::info("event=session_start session={} job={} rank={} world_size={} uid={} pid={} generation={}", identity_.id,
-               identity_.job, identity_.rank, identity_.world_size, identity_.uid, identity_.pid, identity_.generation);
+  if (uint64_t suppressed = 0; server_->log_share().Allow(peer_.uid, NowNs(), &suppressed)) {
+    spdlog::info(
+        "event=session_start session={} job={} rank={} world_size={} uid={} pid={} generation={} suppressed={}",
+        identity_.id, identity_.job, identity_.rank, identity_.world_size, identity_.uid, identity_.pid,
+        identity_.generation, suppressed);
+  }
   server_->host().SessionReady(identity_, areas_);
   return Status();
 }
@@ -211,8 +266,9 @@ Status ClientConnection::OnReady() {
 // ---- Registration ----
 
 Status ClientConnection::OnRequest(Frame& frame) {
-  if (!frame.fds().empty()) return Broken("a descriptor came with a frame that has none");
   if (frame.type() == MLPO_FRAME_MAPPED) return OnMapped(frame);
+  if (frame.type() == MLPO_FRAME_RESTORE_FILES) return OnRestoreFiles(frame);
+  if (restore_) return Broken("a request came before all files of the RESTORE before it");
   if (busy_) return Broken("a request came before the answer to the one before it");
   const bool continues = frame.type() == MLPO_FRAME_REGISTER_TENSORS || frame.type() == MLPO_FRAME_REGISTER_END ||
                          frame.type() == MLPO_FRAME_REGISTER_KEEP;
@@ -248,6 +304,14 @@ Status ClientConnection::OnRequest(Frame& frame) {
       seq_ = frame.seq();
       busy_ = true;
       refusal = OnLend(frame);
+      break;
+    case MLPO_FRAME_CHECKPOINT:
+    case MLPO_FRAME_RESTORE:
+      if (!(identity_.features & MLPO_FEATURE_SNAPSHOT))
+        return Broken("CHECKPOINT or RESTORE without feature SNAPSHOT");
+      seq_ = frame.seq();
+      busy_ = true;
+      refusal = frame.type() == MLPO_FRAME_CHECKPOINT ? OnCheckpoint(frame) : OnRestore(frame);
       break;
     default:
       return Broken("unknown frame type " + std::to_string(frame.type()));
@@ -290,12 +354,131 @@ Status ClientConnection::OnRegisterEnd() {
   if (!place.ok()) return place.status();
   server_->host().PrepareStorage(identity_, *spec, [self = shared_from_this(), spec, bytes](Status prepared) {
     if (self->ended()) return;
-    if (prepared.ok()) {
-      prepared = self->WithPlace(bytes, [self, spec](Arena::Place p) { self->AddSubgroup(std::move(*spec), p); });
-    }
-    if (!prepared.ok()) self->Refuse(prepared);
+    if (!prepared.ok()) return self->Refuse(prepared);
+    const auto give_back = [self, spec] { self->server_->host().ReturnStorage(self->identity_.id, *spec); };
+    const Status placed = self->WithPlace(
+        bytes, [self, spec](Arena::Place p) { self->AddSubgroup(std::move(*spec), p); }, give_back);
+    if (placed.ok()) return;
+    self->Refuse(placed);
+    give_back();
   });
   return Status();
+}
+
+// ---- Checkpoints ----
+
+Status ClientConnection::OnCheckpoint(Frame& frame) {
+  const auto* asked = frame.As<mlpo_checkpoint>();
+  if (asked == nullptr || asked->reserved != 0 || asked->tag_bytes > MLPO_MAX_TAG ||
+      asked->directory_bytes > MLPO_MAX_DIRECTORY ||
+      asked->flags & ~(MLPO_CHECKPOINT_OVERWRITE | MLPO_CHECKPOINT_FILES))
+    return Broken("a CHECKPOINT frame is broken");
+  const bool passed = asked->flags & MLPO_CHECKPOINT_FILES;
+  if (frame.fds().size() != (passed ? 2 : 0) || (passed && asked->directory_bytes != 0))
+    return Broken("a CHECKPOINT frame has not the descriptors, or the directory, that its flags say");
+  const Status own = passed ? Status() : CheckOwnUid(identity_.uid);
+  if (!own.ok()) return own;
+  CheckpointRequest request;
+  if (passed) {
+    // The data file has a second descriptor while it is written.
+    Result<ForeignFiles> files = ShareForeign(std::exchange(frame.fds(), {}), peer_.uid, 3);
+    if (!files.ok()) return files.status();
+    request.files = std::move(*files);
+  }
+  request.directory.assign(asked->directory, asked->directory_bytes);
+  request.tag.assign(asked->tag, asked->tag_bytes);
+  request.step = asked->step;
+  std::copy(std::begin(asked->attempt), std::end(asked->attempt), request.attempt.begin());
+  request.overwrite = asked->flags & MLPO_CHECKPOINT_OVERWRITE;
+  request.ranks_here = server_->RanksOf(identity_.uid, identity_.job);
+  request.newest_session = server_->newest_session();
+  server_->host().BeginCheckpoint(identity_, request, [self = shared_from_this()](Result<CheckpointBegun> begun) {
+    if (self->ended()) return;
+    if (!begun.ok()) return self->Refuse(begun.status());
+    auto answer = MakeFrame<mlpo_checkpointing>(MLPO_FRAME_CHECKPOINTING, self->seq_);
+    std::copy(begun->attempt.begin(), begun->attempt.end(), answer.attempt);
+    answer.bytes = begun->bytes;
+    answer.handle = begun->handle;
+    self->Reply(answer);
+  });
+  return Status();
+}
+
+Status ClientConnection::OnRestore(const Frame& frame) {
+  const auto* asked = frame.As<mlpo_restore>();
+  if (asked == nullptr || asked->reserved != 0 || asked->tag_bytes > MLPO_MAX_TAG ||
+      asked->directory_bytes > MLPO_MAX_DIRECTORY)
+    return Broken("a RESTORE frame is broken");
+  AttemptBytes attempt{};
+  std::copy(std::begin(asked->attempt), std::end(asked->attempt), attempt.begin());
+  if (attempt != AttemptBytes{} && (asked->tag_bytes == 0 || asked->files > 0))
+    return Status::Invalid("RESTORE of an attempt, and not of a tag in a directory: say which tag it is one of");
+  if (asked->files > 0) {
+    if (asked->tag_bytes != 0 || asked->directory_bytes != 0) return Broken("RESTORE has both files and names");
+    if (asked->files > MLPO_MAX_RESTORE_FILES)
+      return Status(-E2BIG, std::to_string(asked->files) + " files are more than " +
+                                std::to_string(MLPO_MAX_RESTORE_FILES) +
+                                ": restore by a daemon of your own, which opens them as it needs them");
+    Result<ForeignFiles> files = ShareForeign({}, peer_.uid, asked->files);
+    if (!files.ok()) return files.status();
+    busy_ = false;  // its files come
+    restore_.emplace();
+    restore_->files = std::move(*files);
+    restore_files_ = asked->files;
+    AwaitRestoreFiles();
+    return Status();
+  }
+  const Status own = CheckOwnUid(identity_.uid);
+  if (!own.ok()) return own;
+  restore_.emplace();
+  restore_->directory.assign(asked->directory, asked->directory_bytes);
+  restore_->tag.assign(asked->tag, asked->tag_bytes);
+  restore_->attempt = attempt;
+  BeginRestore();
+  return Status();
+}
+
+Status ClientConnection::OnRestoreFiles(Frame& frame) {
+  const auto* passed = frame.As<mlpo_restore_files>();
+  if (passed == nullptr || passed->count == 0 || frame.fds().size() != passed->count)
+    return Broken("a RESTORE_FILES frame is broken");
+  if (!restore_) {
+    if (!busy_ && frame.seq() == seq_ && seq_ != 0) return Status();  // was under way when we refused
+    return Broken("RESTORE_FILES without RESTORE");
+  }
+  std::vector<UniqueFd>& files = *restore_->files;
+  if (frame.seq() != seq_ || passed->first != files.size() || passed->count > restore_files_ - files.size())
+    return Broken("RESTORE_FILES in a wrong order");
+  for (UniqueFd& file : std::exchange(frame.fds(), {})) files.push_back(std::move(file));
+  if (files.size() < restore_files_) {
+    AwaitRestoreFiles();
+    return Status();
+  }
+  ClearDeadline();
+  busy_ = true;
+  BeginRestore();
+  return Status();
+}
+
+// They count as the user's from the first on.
+void ClientConnection::AwaitRestoreFiles() {
+  SetDeadline(kHandshakeSeconds, "the next files of its RESTORE did not come");
+}
+
+void ClientConnection::BeginRestore() {
+  const RestoreRequest request = std::move(*restore_);
+  restore_.reset();
+  server_->host().BeginRestore(identity_, request, [self = shared_from_this()](Result<RestoreBegun> begun) {
+    if (self->ended()) return;
+    if (!begun.ok()) return self->Refuse(begun.status());
+    auto answer = MakeFrame<mlpo_restoring>(MLPO_FRAME_RESTORING, self->seq_);
+    std::copy(begun->attempt.begin(), begun->attempt.end(), answer.attempt);
+    answer.step = begun->step;
+    answer.world_size = begun->world_size;
+    answer.handle = begun->handle;
+    answer.tag_bytes = static_cast<uint32_t>(begun->tag.copy(answer.tag, sizeof answer.tag));
+    self->Reply(answer);
+  });
 }
 
 Status ClientConnection::OnStaging(const Frame& frame) {
@@ -329,7 +512,8 @@ Status ClientConnection::OnLend(const Frame& frame) {
   return WithPlace(bytes, [self = shared_from_this(), bytes](Arena::Place place) { self->SetLent(bytes, place); });
 }
 
-Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use) {
+Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use,
+                                   std::function<void()> refused) {
   Result<Arena::Place> found = arena_->Find(bytes);
   if (!found.ok()) return found.status();
   Arena::Place place = *found;
@@ -337,13 +521,15 @@ Status ClientConnection::WithPlace(uint64_t bytes, std::function<void(Arena::Pla
     use(place);
     return Status();
   }
-  Status status = server_->TakeArenaBytes(place.new_memfd_bytes);
+  Status status = server_->TakeArenaBytes(identity_, place.new_memfd_bytes);
   if (!status.ok()) return status;
-  auto allocated = [self = shared_from_this(), place, use](Result<std::shared_ptr<Memfd>> memfd) {
+  auto allocated = [self = shared_from_this(), place, use, refused](Result<std::shared_ptr<Memfd>> memfd) {
     if (self->ended() || !memfd.ok()) {
-      self->server_->GiveArenaBytes(place.new_memfd_bytes);
+      self->server_->GiveArenaBytes(self->identity_, place.new_memfd_bytes);
       if (memfd.ok()) self->server_->host().Dispose(*memfd);
-      if (!self->ended()) self->Refuse(memfd.status().Within("memory for the arena"));
+      if (self->ended()) return;
+      self->Refuse(memfd.status().Within("memory for the arena"));
+      if (refused) refused();
       return;
     }
     self->arena_->Add(*memfd);  // nothing is placed in it before MAPPED
@@ -452,8 +638,10 @@ void ClientConnection::Reply(const T& frame) {
 
 void ClientConnection::Refuse(const Status& status) {
   busy_ = false;
-  spdlog::warn("event=request_refused session={} job={} rank={} code={} reason=\"{}\"", identity_.id, identity_.job,
-               identity_.rank, status.code(), status.message());
+  if (uint64_t suppressed = 0; server_->log_share().Allow(peer_.uid, NowNs(), &suppressed)) {
+    spdlog::warn("event=request_refused session={} job={} rank={} code={} reason=\"{}\" suppressed={}", identity_.id,
+                 identity_.job, identity_.rank, status.code(), status.message(), suppressed);
+  }
   SendError(socket_.native_handle(), seq_, status);
 }
 
@@ -465,19 +653,27 @@ void ClientConnection::End(const Status& reason, bool tell) {
   state_ = State::kEnded;
   cancelled_->store(true, std::memory_order_relaxed);
   after_mapped_ = nullptr;
+  restore_.reset();
   if (reason.code() == MLPO_E_PROTOCOL) server_->CountProtocolError();
-  if (was_running && reason.ok()) {
-    spdlog::info("event=session_end session={} job={} rank={}", identity_.id, identity_.job, identity_.rank);
-  } else {
-    spdlog::warn("event=session_end session={} job={} rank={} uid={} pid={} code={} reason=\"{}\"", identity_.id,
-                 identity_.job, identity_.rank, identity_.uid, identity_.pid, reason.code(), reason.message());
-  }
+  LogEnd(reason, was_running);
   if (tell) SendError(socket_.native_handle(), seq_, reason);
+  CloseSocket(UniqueFd(socket_.release()), peer_.uid);
   boost::system::error_code ignored;  // closing cannot fail in a way that matters here
-  socket_.close(ignored);
   pidfd_.close(ignored);
   ClearDeadline();
   server_->OnEnd(*this, was_running);
+}
+
+void ClientConnection::LogEnd(const Status& reason, bool was_running) {
+  uint64_t suppressed = 0;
+  if (!server_->log_share().Allow(peer_.uid, NowNs(), &suppressed)) return;
+  if (was_running && reason.ok()) {
+    return spdlog::info("event=session_end session={} job={} rank={} suppressed={}", identity_.id, identity_.job,
+                        identity_.rank, suppressed);
+  }
+  spdlog::warn("event=session_end session={} job={} rank={} uid={} pid={} code={} reason=\"{}\" suppressed={}",
+               identity_.id, identity_.job, identity_.rank, identity_.uid, identity_.pid, reason.code(),
+               reason.message(), suppressed);
 }
 
 std::shared_ptr<void> ClientConnection::TakeMemory() {

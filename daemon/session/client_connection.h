@@ -11,6 +11,7 @@
 #include <boost/asio/steady_timer.hpp>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -19,6 +20,7 @@
 #include "daemon/session/frame.h"
 #include "daemon/session/peer.h"
 #include "daemon/session/registration.h"
+#include "daemon/types/checkpoint.h"
 #include "daemon/types/session_identity.h"
 
 namespace mlpo {
@@ -27,7 +29,9 @@ class SessionServer;
 
 class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
  public:
-  ClientConnection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer, SessionId id);
+  // `process`: a pidfd of the client, where the kernel gives it; else HELLO brings one.
+  ClientConnection(SessionServer* server, boost::asio::io_context& io, UniqueFd socket, Peer peer, UniqueFd process,
+                   SessionId id);
 
   void Start();
   // Ends the session. `tell`: the client gets `reason` in an ERROR frame. Idempotent.
@@ -37,11 +41,14 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
 
   const SessionIdentity& identity() const { return identity_; }
   bool ended() const { return state_ == State::kEnded; }
+  // Its HELLO has not come.
+  bool silent() const { return state_ == State::kHello; }
   // Whether its process has ended or has closed its socket, noticed or not.
   bool HasLeft() {
     return !ended() && (HasHungUp(socket_.native_handle()) || (pidfd_.is_open() && HasEnded(pidfd_.native_handle())));
   }
   uint64_t arena_bytes() const { return arena_ ? arena_->bytes() : 0; }
+  uint32_t ring_entries() const { return ring_entries_; }  // that it has been given
   // What is left of it for the housekeeping thread to free.
   std::shared_ptr<void> TakeMemory();
 
@@ -61,10 +68,16 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   Status OnRegisterEnd();
   Status OnStaging(const Frame& frame);
   Status OnLend(const Frame& frame);
+  Status OnCheckpoint(Frame& frame);
+  Status OnRestore(const Frame& frame);
+  Status OnRestoreFiles(Frame& frame);
+  void AwaitRestoreFiles();
+  void BeginRestore();
   Status OnMapped(const Frame& frame);
 
-  // A place of `bytes` in the arena, then `use` with it; makes, sends and seals a further memfd where needed.
-  Status WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use);
+  // A place of `bytes` in the arena, then `use` with it; makes, sends and seals a further memfd where needed. Where
+  // that is refused: an error, or `refused` later, once the client has been told.
+  Status WithPlace(uint64_t bytes, std::function<void(Arena::Place)> use, std::function<void()> refused = nullptr);
   void SendArena(const std::shared_ptr<Memfd>& memfd);
   void AddSubgroup(SubgroupSpec spec, Arena::Place place);
   Status PlaceInLentArea(SubgroupSpec* spec) const;
@@ -75,9 +88,11 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   template <class T>
   void Reply(const T& frame);
   void Refuse(const Status& status);
+  void LogEnd(const Status& reason, bool was_running);
 
   SessionServer* const server_;
   const Peer peer_;
+  UniqueFd process_;  // until HELLO
   boost::asio::posix::stream_descriptor socket_;
   boost::asio::posix::stream_descriptor pidfd_;
   boost::asio::steady_timer deadline_;
@@ -85,6 +100,7 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   State state_ = State::kHello;
   SessionIdentity identity_;
   mlpo_hello hello_ = {};
+  uint32_t ring_entries_ = 0;
 
   std::shared_ptr<Areas> areas_;
   std::unique_ptr<Arena> arena_;
@@ -95,6 +111,9 @@ class ClientConnection : public std::enable_shared_from_this<ClientConnection> {
   bool staging_ = false;
   std::byte* lent_ = nullptr;  // the lent area
   uint64_t lent_bytes_ = 0;
+
+  std::optional<RestoreRequest> restore_;  // whose files are still to come
+  uint32_t restore_files_ = 0;             // so many in all
 
   bool busy_ = false;
   uint32_t seq_ = 0;                 // of the request that is carried out

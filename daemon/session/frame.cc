@@ -5,15 +5,26 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
+#include <utility>
 
+#include "daemon/base/close_elsewhere.h"
 #include "proto/status.h"
 
 namespace mlpo {
 
-Frame::Outcome Frame::Receive(int socket, Status* status) {
-  fds_.clear();
+namespace {
+
+constexpr size_t kMostFds = 253;  // that a message can have: the kernel's SCM_MAX_FD
+
+}  // namespace
+
+Frame::~Frame() { CloseElsewhere(std::move(fds_), uid_); }
+
+Frame::Outcome Frame::Receive(int socket, uint32_t uid, Status* status) {
+  CloseElsewhere(std::exchange(fds_, {}), uid_);
+  uid_ = uid;
   iovec part = {buffer_, sizeof buffer_};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * MLPO_MAX_FRAME_FDS)];
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMostFds)];
   msghdr message = {};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -35,13 +46,15 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
     }
   }
   if (got == 0) {
-    fds_.clear();
+    CloseElsewhere(std::exchange(fds_, {}), uid_);
     return Outcome::kClosed;
   }
   bytes_ = static_cast<size_t>(got);
   std::string wrong;
-  if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
-    wrong = "it is longer, or has more descriptors, than a frame may";
+  if (message.msg_flags & MSG_TRUNC) {
+    wrong = "it is longer than a frame may be";
+  } else if (message.msg_flags & MSG_CTRUNC) {
+    wrong = "it has more descriptors than the daemon can open now";
   } else if (bytes_ < sizeof(mlpo_frame)) {
     wrong = "it is shorter than its header";
   } else if (header().magic != MLPO_MAGIC) {
@@ -50,9 +63,16 @@ Frame::Outcome Frame::Receive(int socket, Status* status) {
     wrong = "its header does not fit its length";
   }
   if (wrong.empty()) return Outcome::kFrame;
-  fds_.clear();
+  CloseElsewhere(std::exchange(fds_, {}), uid_);
   *status = Status(MLPO_E_PROTOCOL, "a frame is broken: " + wrong);
   return Outcome::kBroken;
+}
+
+void CloseSocket(UniqueFd socket, uint32_t uid) {
+  (void)::shutdown(socket.get(), SHUT_RDWR);  // fails where the peer has gone already
+  std::vector<UniqueFd> one;
+  one.push_back(std::move(socket));
+  CloseElsewhere(std::move(one), uid);
 }
 
 Status SendFrame(int socket, const void* frame, size_t bytes, std::span<const int> fds) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -15,9 +16,17 @@ namespace mlpo {
 
 class Frame {
  public:
+  Frame() = default;
+  // Descriptors that nobody has taken are a stranger's: closing them may wait for it, and is not done here.
+  ~Frame();
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+
   enum class Outcome { kFrame, kNothing, kClosed, kBroken };
-  // Never blocks. kBroken: *status says what is wrong with what came; its descriptors are closed.
-  Outcome Receive(int socket, Status* status);
+  // Never blocks. kBroken: *status says what is wrong with what came; its descriptors are closed. All that come are
+  // taken, also more than a frame may have, which its receiver has to look at: those that are not taken the kernel
+  // closes in this thread, and that may wait for somebody (a socket that lingers). `uid`: who has the other end.
+  Outcome Receive(int socket, uint32_t uid, Status* status);
 
   uint16_t type() const { return header().type; }
   uint32_t seq() const { return header().seq; }
@@ -36,6 +45,7 @@ class Frame {
   alignas(8) std::byte buffer_[MLPO_MAX_FRAME];
   size_t bytes_ = 0;
   std::vector<UniqueFd> fds_;
+  uint32_t uid_ = 0;  // who has passed these
 };
 
 // A zeroed frame of type T with its header filled in.
@@ -49,6 +59,10 @@ T MakeFrame(uint16_t type, uint32_t seq) {
   header->seq = seq;
   return frame;
 }
+
+// Ends a connection. The peer sees it at once; the socket is closed elsewhere, for with it goes what is unread, and
+// closing a descriptor that is on its way may wait. `uid`: who has the other end.
+void CloseSocket(UniqueFd socket, uint32_t uid);
 
 // Never blocks: a peer that does not read its answers is an error (EAGAIN).
 Status SendFrame(int socket, const void* frame, size_t bytes, std::span<const int> fds);

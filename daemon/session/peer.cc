@@ -1,16 +1,28 @@
 #include "daemon/session/peer.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
+#include <cerrno>
 #include <fstream>
 
 #include "proto/abi.h"
 #include "proto/status.h"
 
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
 namespace mlpo {
+
+Result<UniqueFd> PeerPidfd(int socket) {
+  int fd = -1;
+  socklen_t bytes = sizeof fd;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &bytes) == 0) return UniqueFd(fd);
+  if (errno != ESRCH) return UniqueFd();
+  return Status::Errno(errno, "asking for the client's pidfd");
+}
 
 Status CheckMayConnect(const Peer& peer, const std::string& group) {
   if (peer.uid == 0 || peer.uid == ::geteuid()) return Status();
@@ -44,14 +56,6 @@ bool HasEnded(int pidfd) {
 bool HasHungUp(int socket) {
   pollfd entry = {socket, POLLRDHUP, 0};
   return ::poll(&entry, 1, 0) > 0 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
-}
-
-bool IsName(const std::string& name) {
-  if (name.empty() || name.size() > MLPO_MAX_JOB) return false;
-  const auto word = [](unsigned char c) { return c < 128 && (std::isalnum(c) || c == '_'); };
-  return word(static_cast<unsigned char>(name[0])) && std::all_of(name.begin(), name.end(), [&](char c) {
-           return word(static_cast<unsigned char>(c)) || c == '.' || c == '-';
-         });
 }
 
 }  // namespace mlpo

@@ -1,21 +1,36 @@
 #include "daemon/session/registration.h"
 
 #include <algorithm>
-#include <cctype>
 
+#include "daemon/base/plain_text.h"
+#include "daemon/types/element_bytes.h"
 #include "proto/status.h"
 
 namespace mlpo {
 namespace {
 
 bool KnownType(uint32_t dtype) { return dtype >= MLPO_FLOAT32 && dtype <= MLPO_BFLOAT16; }
-uint64_t Bytes(mlpo_dtype dtype) { return dtype == MLPO_FLOAT32 ? 4 : 2; }
 
-// For logs and messages: keys and names are any bytes.
-std::string Shown(const std::string& bytes) {
-  std::string shown;
-  for (const char c : bytes) shown += std::isprint(static_cast<unsigned char>(c)) ? c : '?';
-  return "'" + shown + "'";
+std::string Shown(const std::string& bytes) { return "'" + PlainText(bytes) + "'"; }
+
+// Without dimensions it is one array of its own length, or a range of a scalar.
+TensorShard ShardOf(const mlpo_tensor_record& record) {
+  TensorShard shard;
+  shard.count = record.numel;
+  shard.flat = record.flags & MLPO_TENSOR_FLAT;
+  shard.global_shape.assign(record.global_shape, record.global_shape + record.ndim);
+  if (shard.flat) {
+    shard.flat_first = record.flat_first;
+    if (record.ndim == 0) shard.global_shape = {1};
+    return shard;
+  }
+  shard.shape.assign(record.shape, record.shape + record.ndim);
+  shard.offsets.assign(record.offsets, record.offsets + record.ndim);
+  if (record.ndim == 0) {
+    shard.global_shape = shard.shape = {record.numel};
+    shard.offsets = {0};
+  }
+  return shard;
 }
 
 }  // namespace
@@ -105,6 +120,7 @@ Status Registration::AddTensor(const mlpo_tensor_record& record) {
   }
   tensor.first = spec_.numel;
   tensor.count = record.numel;
+  tensor.shard = ShardOf(record);
   spec_.numel += record.numel;
   if (spec_.numel > numel_declared_) {
     return Status::Invalid(who + " brings the subgroup past the " + std::to_string(numel_declared_) + " declared");
@@ -143,8 +159,8 @@ SubgroupSpec Registration::TakeSpec() {
 
 SlotLayout LayOutSlot(const SubgroupSpec& spec) {
   SlotLayout layout;
-  const uint64_t grad_bytes = spec.numel * Bytes(spec.grad_dtype);
-  const uint64_t param_bytes = spec.numel * Bytes(spec.dtype);
+  const uint64_t grad_bytes = spec.numel * ElementBytes(spec.grad_dtype);
+  const uint64_t param_bytes = spec.numel * ElementBytes(spec.dtype);
   layout.grad_offset = MLPO_SLOT_HEADER_BYTES;
   layout.param_offset = layout.grad_offset;
   layout.bytes = layout.grad_offset + param_bytes;
@@ -157,7 +173,7 @@ SlotLayout LayOutSlot(const SubgroupSpec& spec) {
 }
 
 uint64_t LentSlotBytes(const SubgroupSpec& spec) {
-  return MLPO_SLOT_HEADER_BYTES + spec.numel * std::max(Bytes(spec.grad_dtype), Bytes(spec.dtype));
+  return MLPO_SLOT_HEADER_BYTES + spec.numel * std::max(ElementBytes(spec.grad_dtype), ElementBytes(spec.dtype));
 }
 
 }  // namespace mlpo

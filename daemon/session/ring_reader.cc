@@ -77,6 +77,9 @@ std::string RingReader::Check(const mlpo_submission& submission) const {
   if (submission.flags & ~KnownFlags(submission.op))
     return Named(submission) + "unknown flag in " + std::to_string(submission.flags);
   if (IsObjectOp(submission.op)) return CheckObject(submission);
+  const bool checkpoint = submission.op == MLPO_OP_SNAPSHOT || submission.op == MLPO_OP_RESTORE;
+  if (checkpoint && (submission.count != 0 || submission.staging_offset != 0 || submission.epoch != 0))
+    return "SNAPSHOT or RESTORE: a field that has no meaning for it is not 0";
   if (!NeedsSubgroup(submission)) return "";
   auto it = subgroups_.find(submission.subgroup);
   if (it == subgroups_.end())

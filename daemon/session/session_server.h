@@ -15,6 +15,8 @@
 #include "daemon/base/log.h"
 #include "daemon/base/unique_fd.h"
 #include "daemon/session/client_connection.h"
+#include "daemon/session/log_share.h"
+#include "daemon/session/quota_book.h"
 #include "daemon/session/session_host.h"
 
 namespace mlpo {
@@ -25,6 +27,8 @@ class SessionServer {
     uint64_t block_elements = 0;
     uint64_t arenas_limit_bytes = 0;  // all sessions together
     uint32_t max_sessions = 0;
+    QuotaAmounts user_limits{};  // of each user, and of each job
+    QuotaAmounts job_limits{};
     std::string group;  // that may connect, besides our own uid and root
     bool flush_gradients = false;
   };
@@ -41,6 +45,8 @@ class SessionServer {
   void Break(SessionId session, const std::string& reason);
   // Nothing of an ended session is in use any more.
   void SessionGone(SessionId session);
+  // I/O of an ended session hangs: the same rank of its job may come again. What it has else stays taken.
+  void SessionHangs(SessionId session);
   size_t session_count() const { return connections_.size(); }
   uint64_t arenas_bytes() const { return arenas_bytes_; }
   uint64_t protocol_errors() const { return protocol_errors_; }
@@ -49,17 +55,24 @@ class SessionServer {
 
   // ---- For ClientConnection ----
   enum class ClaimOutcome { kYours, kWait, kTaken, kFull };
-  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone.
-  ClaimOutcome Claim(ClientConnection& connection);
+  // Takes (uid, job, rank) for a connection, or makes it wait until a predecessor that has ended is gone, or hangs.
+  // kFull: *why.
+  ClaimOutcome Claim(ClientConnection& connection, Status* why);
   void CountProtocolError() { ++protocol_errors_; }
   void OnEnd(ClientConnection& connection, bool was_running);
-  Status TakeArenaBytes(uint64_t bytes);
-  void GiveArenaBytes(uint64_t bytes) { arenas_bytes_ -= bytes; }
+  Status TakeArenaBytes(const SessionIdentity& identity, uint64_t bytes);
+  void GiveArenaBytes(const SessionIdentity& identity, uint64_t bytes);
+  QuotaBook& quotas() { return quotas_; }
+  LogShare& log_share() { return log_share_; }
   uint64_t NextGeneration() { return ++generation_; }
   SessionHost& host() { return *host_; }
   Frame& frame() { return frame_; }
   const std::string& group() const { return options_.group; }
   uint64_t block_elements() const { return options_.block_elements; }
+  // Of a job, that are connected.
+  uint32_t RanksOf(uint32_t uid, const std::string& job) const;
+  // The number of the last connection.
+  SessionId newest_session() const { return next_session_ - 1; }
   bool flush_gradients() const { return options_.flush_gradients; }
   uint64_t arenas_limit_bytes() const { return options_.arenas_limit_bytes; }
   const std::array<uint8_t, MLPO_BOOT_ID_BYTES>& boot_id() const { return boot_id_; }
@@ -73,13 +86,17 @@ class SessionServer {
 
   void Accept();
   void OnAcceptable();
+  Status CheckRoom(uint32_t uid) const;
   static Key KeyOf(const ClientConnection& connection);
   void ReleaseClaim(const ClientConnection& connection);
+  void GiveBack(const ClientConnection& connection);
 
   boost::asio::io_context& io_;
   boost::asio::posix::stream_descriptor listener_;
   const Options options_;
   SessionHost* const host_;
+  QuotaBook quotas_;
+  LogShare log_share_;
   Frame frame_;  // the one that is being received
   std::array<uint8_t, MLPO_BOOT_ID_BYTES> boot_id_;
   std::map<SessionId, std::shared_ptr<ClientConnection>> connections_;

@@ -45,8 +45,18 @@ struct PathSnapshot {
   uint64_t checkpoint_bytes = 0;
   uint64_t read_errors = 0;
   uint64_t write_errors = 0;
-  uint32_t in_flight = 0;    // transfers
-  int64_t read_busy_ns = 0;  // time with a read in flight, since start
+  uint64_t checksum_mismatches = 0;  // pieces of blocks that were read and were not what had been written
+  uint64_t checksum_errors = 0;      // blocks of which that was so when read again, too
+  uint32_t in_flight = 0;            // transfers
+  int error = 0;                     // errno that the state is from; 0: none
+  int64_t state_since_ns = 0;        // monotonic; 0: the start
+  uint64_t probes = 0;               // since start
+  uint64_t failed_probes = 0;
+  bool evacuating = false;         // mlpo-ctl paths evacuate
+  bool evacuated = false;          // it is done
+  uint64_t evacuation_bytes = 0;   // that were to be moved; scratch_bytes are left
+  uint64_t unreadable_blocks = 0;  // that stay, therefore
+  int64_t read_busy_ns = 0;        // time with a read in flight, since start
   int64_t write_busy_ns = 0;
   int64_t busy_ns = 0;    // with either
   double read_limit = 0;  // bytes/s that it is taken to do alone, see speeds_from; 0: not known
@@ -74,6 +84,30 @@ struct BenchSnapshot {
   std::string not_saved;    // why it will not be known at the next start; "": it will
 };
 
+// A rank's part that is being saved.
+struct CheckpointSnapshot {
+  std::string job;
+  uint32_t uid = 0;
+  uint32_t rank = 0;
+  std::string directory;
+  std::string tag;
+  uint64_t step = 0;
+  std::string phase;          // begun, taking, taken, copying, committing
+  uint64_t bytes = 0;         // to be copied; before that is known, of the state
+  uint64_t copied_bytes = 0;  // of these
+  double bytes_per_s = 0;     // over the last seconds
+  double left_s = 0;          // as it goes now
+  double bound_s = 0;         // at most; 0: not known yet
+};
+
+// Of all parts since the start.
+struct CheckpointTotals {
+  uint64_t begun = 0;
+  uint64_t saved = 0;
+  uint64_t failed = 0;
+  uint64_t copied_bytes = 0;
+};
+
 struct PoolNode {
   int id = 0;
   uint64_t buffers = 0;
@@ -93,6 +127,25 @@ struct PoolSnapshot {
   std::vector<PoolNode> nodes;  // where the buffers are; empty on a machine of one node
 };
 
+// Buffers of the pool that have a job's blocks.
+struct PoolUseSnapshot {
+  uint32_t uid = 0;
+  std::string job;
+  uint64_t blocks = 0;
+};
+
+// What a user, or one job of a user, has of what is limited by [quota], and may have.
+struct QuotaSnapshot {
+  uint32_t uid = 0;
+  std::string job;  // "": the user's, of all jobs
+  struct Amount {
+    const char* name = "";  // sessions, requests, arenas, capacity, pool
+    uint64_t used = 0;
+    uint64_t limit = 0;  // 0: none
+  };
+  std::vector<Amount> amounts;
+};
+
 struct Snapshot {
   std::string state;  // starting, ready, degraded, draining
   std::string version;
@@ -105,13 +158,18 @@ struct Snapshot {
   uint32_t adam_workers = 0;
   uint64_t protocol_errors = 0;  // sessions ended for breaking the protocol
   uint64_t lost_wakeups = 0;     // work found by a time-out: 0 unless there is a bug
+  uint64_t log_lines_dropped = 0;
   uint64_t arenas_bytes = 0;
   uint64_t arenas_limit_bytes = 0;
   uint64_t total_sessions = 0;  // of all users; `sessions` may be left empty beside it
   uint64_t total_parameters = 0;
   int64_t workers_busy_ns = 0;  // time in which the Adam workers had something to do, since start
   StepTotals steps;
+  CheckpointTotals checkpoint_totals;
+  std::vector<CheckpointSnapshot> checkpoints;
   std::vector<SessionSnapshot> sessions;
+  std::vector<PoolUseSnapshot> pool_use;
+  std::vector<QuotaSnapshot> quotas;  // of those who have something; like `sessions`
   std::vector<PathSnapshot> paths;
   PoolSnapshot pool;
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "daemon/types/ids.h"
+#include "daemon/types/tensor_shard.h"
 #include "proto/tensor.h"
 
 namespace mlpo {
@@ -16,7 +17,8 @@ struct Tensor {
   std::string name;
   uint64_t first = 0;  // elements of the subgroup
   uint64_t count = 0;
-  int64_t step = 0;  // updates so far
+  int64_t step = 0;        // updates so far
+  TensorShard shard = {};  // which elements of the whole tensor these are
 };
 
 struct SubgroupSpec {

@@ -25,7 +25,7 @@ enum class TraceKind : uint8_t {
 
 struct TraceRecord {
   TraceKind kind = TraceKind::kPool;
-  uint8_t op = 0;         // MLPO_OP_*
+  uint8_t op = 0;         // MLPO_OP_*; of work: NOP stands for checksums
   uint16_t slot = 0;      // of the path and direction
   uint32_t place = 0;     // path or worker
   int32_t error = 0;      // errno or MLPO_E_*

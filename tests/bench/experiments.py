@@ -77,6 +77,7 @@ class Plan:
                        alternate=True),  # fmt: skip
             Experiment("adam", "the kernel beside DeepSpeedCPUAdam", {"adam": {"kind": "adam"}}, once),
             Experiment("ablation", "each mechanism switched off alone", self.ablation(), once),
+            Experiment("integrity", "checksums on and off", self.integrity(), repeats, alternate=True),
             Experiment("scaling", "cost by size", self.scaling(), repeats),
             Experiment("scheduler", "the scheduler's own time", {"scheduler": {"kind": "scheduler"}}, once),
             Experiment("turns", "turns and exclusive use of a path", self.turns(), once),
@@ -170,6 +171,17 @@ class Plan:
             "exclusive paths": {"set": {"path.exclusive": True}},
         }
         return {name: self.train(ranks=2, **changes) for name, changes in off.items()}
+
+    def integrity(self) -> dict[str, Configuration]:
+        """Pairs: on limited paths, where workers wait for bytes, and on the bare disk, where they may not."""
+        off = {"set": {"scheduler.integrity": False}}
+        bare = {"paths": ["plain"], "extra": ["--fio"]}
+        return {
+            "paper": self.train(ranks=2),
+            "paper, off": self.train(ranks=2, **off),
+            "unlimited": self.train("unlimited", 2, **bare),
+            "unlimited, off": self.train("unlimited", 2, **bare, **off),
+        }
 
     def scaling(self) -> dict[str, Configuration]:
         """A quarter, as many and four times the parameters; blocks of one size, pool and subgroups in proportion."""

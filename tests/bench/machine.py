@@ -23,6 +23,7 @@ from experiments import Configuration
 HERE = pathlib.Path(__file__).resolve().parent
 TESTBED = HERE / "testbed"
 PEER = HERE / "deepspeed_zero3_nvme.py"
+COMES_BACK = HERE / "comes_back.py"
 SECTOR = 512
 SAMPLE_SECONDS = 0.1
 RUN_SECONDS = 1800  # at most; the peer compiles its operators in its first run
@@ -182,6 +183,11 @@ class Machine:
             return f"{self.python}: {error.strerror}"
         return "" if there else f"{self.python} has no deepspeed and torch; see the top of {PEER.name}, and --python"
 
+    def missing_client(self) -> str:
+        """Why nothing can be trained from Python; "": it can."""
+        there = subprocess.run([default_python(), "-c", "import mlpo"], stderr=subprocess.DEVNULL).returncode == 0
+        return "" if there else f"{default_python()} has no mlpo: deploy/quickstart makes an environment with it"
+
     def free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
 
@@ -252,7 +258,8 @@ class Machine:
 
     def run(self, configuration: Configuration) -> dict[str, Any]:
         os.sync()  # nothing of the run before is written in this one
-        kinds = {"train": self._train, "peer": self._peer, "adam": self._adam, "scheduler": self._scheduler}
+        kinds = {"train": self._train, "peer": self._peer, "adam": self._adam, "scheduler": self._scheduler,
+                 "comes back": self._comes_back}  # fmt: skip
         return kinds[configuration["kind"]](configuration)
 
     def _train(self, configuration: Configuration) -> dict[str, Any]:
@@ -283,6 +290,17 @@ class Machine:
         if result["check"] != "ok":
             raise RunError(f"wrong bytes: {result['check']}")
         return self._with(result, configuration, folders, sampler)
+
+    def _comes_back(self, configuration: Configuration) -> dict[str, Any]:
+        folders = self.folders(configuration, configuration["paths"])
+        target = folders[configuration["paths"][-1]] / "checkpoints"
+        command = [default_python(), str(COMES_BACK), "--bin", str(self.bin), "--target", str(target)]
+        for folder in folders.values():
+            command += ["--path", str(folder)]
+        for name in ("parameters", "block"):
+            command += [f"--{name}", str(configuration[name])]
+        command += ["--pool", str(configuration["pool_blocks"] * 12 * configuration["block"])]
+        return Process(self._limited(configuration, command)).result()
 
     def _peer_environment(self) -> dict[str, str]:
         """It finds ninja, to compile its operators, beside its interpreter."""

@@ -225,6 +225,16 @@ def _unlimited_lines(plan: Plan, results: Results) -> Iterator[Line]:
     yield Line("unlimited disk", "(DeepSpeed's step / mlpo's) / ratio of the bytes", gains, 1.0, needed=7, note=note)
 
 
+def _integrity_lines(plan: Plan, results: Results) -> Iterator[Line]:
+    runs = plan.experiments["integrity"].runs
+    for where, most in (("paper", 1.03), ("unlimited", None)):
+        on, on_void = _valid(results, runs[where])
+        off, off_void = _valid(results, runs[f"{where}, off"])
+        ratios = [on[i]["period_s"] / off[i]["period_s"] for i in on.keys() & off.keys()]
+        note = "; ".join(filter(None, [on_void, off_void]))
+        yield Line("checksums", f"a step with / without, {where}", ratios, most=most, needed=3, note=note)
+
+
 def _other_lines(plan: Plan, results: Results) -> Iterator[Line]:
     adam = results.of({"kind": "adam"}).get(1)
     for kind in adam["kinds"] if adam else []:
@@ -246,6 +256,7 @@ def _other_lines(plan: Plan, results: Results) -> Iterator[Line]:
 
 def all_of(plan: Plan, results: Results) -> list[Line]:
     lines = []
-    for part in (_pair_lines, _limit_lines, _halved_lines, _rank_lines, _unlimited_lines, _other_lines):
+    for part in (_pair_lines, _limit_lines, _halved_lines, _rank_lines, _unlimited_lines, _integrity_lines,
+                 _other_lines):  # fmt: skip
         lines += part(plan, results)
     return lines

@@ -1,4 +1,5 @@
-"""The Grafana dashboard asks for metrics that the daemon has; the Kubernetes manifest fits the daemon and the profile.
+"""The Grafana dashboard and the alerts ask for metrics that the daemon has; the Kubernetes manifest fits the daemon and the
+profile.
 
     manifests_test.py BUILD_FOLDER
 """
@@ -14,16 +15,15 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from typing import Any
 
 import node
 
 DEPLOY = pathlib.Path(__file__).parents[2] / "deploy"
 
 
-def check_dashboard(programs: pathlib.Path) -> None:
-    dashboard = json.loads((DEPLOY / "grafana" / "mlpo.json").read_text())
-    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
-    variables = [variable["query"] for variable in dashboard["templating"]["list"]]
+def metrics(programs: pathlib.Path) -> dict[str, set[str]]:
+    """What a daemon exports over HTTP: name -> labels."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -40,12 +40,23 @@ def check_dashboard(programs: pathlib.Path) -> None:
         exported.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
     if len(exported) < 20:
         node.fail(f"the daemon's metrics: {text}")
+    return exported
+
+
+def check_expression(expression: str, exported: dict[str, set[str]]) -> None:
+    for name, selector in re.findall(r"(mlpo_\w+)(?:\{(.*?)\})?", expression):
+        # instance is Prometheus' own.
+        wrong = set(re.findall(r"(\w+)=", selector)) - exported.get(name, set()) - {"instance"}
+        if name not in exported or wrong:
+            node.fail(f"{expression}: the daemon has no {name} {wrong or ''}")
+
+
+def check_dashboard(exported: dict[str, set[str]]) -> None:
+    dashboard = json.loads((DEPLOY / "grafana" / "mlpo.json").read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    variables = [variable["query"] for variable in dashboard["templating"]["list"]]
     for expression in [target["expr"] for target in targets] + variables:
-        for name, selector in re.findall(r"(mlpo_\w+)(?:\{(.*?)\})?", expression):
-            # instance is Prometheus' own.
-            wrong = set(re.findall(r"(\w+)=", selector)) - exported.get(name, set()) - {"instance"}
-            if name not in exported or wrong:
-                node.fail(f"{expression}: the daemon has no {name} {wrong or ''}")
+        check_expression(expression, exported)
     for target in targets:
         known = set.union({"instance"}, *(exported[name] for name in re.findall(r"mlpo_\w+", target["expr"])))
         unknown = set(re.findall(r"{{(\w+)}}", target["legendFormat"])) - known
@@ -61,15 +72,34 @@ def check_dashboard(programs: pathlib.Path) -> None:
 
 
 # Debian's YAML parser belongs to Debian's Python.
+_PYTHON = "/usr/bin/python3"
 _READ_YAML = "import json, sys, yaml; print(json.dumps(list(yaml.safe_load_all(open(sys.argv[1])))))"
 
 
+def can_read_yaml() -> bool:
+    return subprocess.run([_PYTHON, "-c", "import yaml"], capture_output=True).returncode == 0
+
+
+def read_yaml(*names: str) -> list[Any]:
+    return json.loads(node.run(_PYTHON, "-c", _READ_YAML, DEPLOY.joinpath(*names)))
+
+
+def check_alerts(exported: dict[str, set[str]]) -> None:
+    (file,) = read_yaml("prometheus", "mlpo.rules.yml")
+    rules = [rule for group in file["groups"] for rule in group["rules"]]
+    if len(rules) < 10:
+        node.fail(f"the alerts: {rules}")
+    for rule in rules:
+        check_expression(rule["expr"], exported)
+        labels = set.union({"instance"}, *(exported[name] for name in re.findall(r"mlpo_\w+", rule["expr"])))
+        texts = rule["annotations"]
+        unknown = set(re.findall(r"\$labels\.(\w+)", texts["summary"] + texts["description"])) - labels
+        if unknown or rule["labels"]["severity"] not in ("page", "ticket"):
+            node.fail(f"{rule['alert']}: no label {unknown}, or an unknown severity")
+
+
 def check_manifest(programs: pathlib.Path) -> None:
-    python = "/usr/bin/python3"
-    if subprocess.run([python, "-c", "import yaml"], capture_output=True).returncode != 0:
-        print(f"skipped in part: {python} cannot read YAML (package python3-yaml)")
-        return
-    config_map, daemon_set = json.loads(node.run(python, "-c", _READ_YAML, DEPLOY / "k8s" / "mlpo-daemon.yaml"))
+    config_map, daemon_set = read_yaml("k8s", "mlpo-daemon.yaml")
     assert config_map["kind"] == "ConfigMap" and daemon_set["kind"] == "DaemonSet"
     spec = daemon_set["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -98,9 +128,14 @@ def check_manifest(programs: pathlib.Path) -> None:
 
 def main() -> None:
     programs = pathlib.Path(sys.argv[1]) / "bin"
-    check_manifest(programs)
-    check_dashboard(programs)
-    print("the dashboard and the manifest fit the daemon")
+    exported = metrics(programs)
+    check_dashboard(exported)
+    if can_read_yaml():
+        check_manifest(programs)
+        check_alerts(exported)
+    else:
+        print(f"skipped in part: {_PYTHON} cannot read YAML (package python3-yaml)")
+    print("the dashboard, the alerts and the manifest fit the daemon")
 
 
 if __name__ == "__main__":

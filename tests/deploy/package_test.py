@@ -44,7 +44,8 @@ def check_contents(package: pathlib.Path) -> None:
         "/usr/lib/sysusers.d/mlpo.conf", "/usr/lib/tmpfiles.d/mlpo.conf", "/usr/libexec/mlpo/mlpo-job",
         "/usr/share/man/man8/mlpo-daemon.8", "/usr/share/bash-completion/completions/mlpo-ctl",
         "/usr/share/mlpo/slurm/prolog", "/usr/share/mlpo/pbs/mlpo_hook.py", "/usr/share/mlpo/grafana/mlpo.json",
-        "/usr/share/mlpo/k8s/mlpo-seccomp.json", "/etc/mlpo/mlpo.toml",
+        "/usr/share/mlpo/k8s/mlpo-seccomp.json", "/usr/share/mlpo/prometheus/mlpo.rules.yml",
+        "/usr/share/mlpo/RUNBOOK.md", "/etc/mlpo/mlpo.toml",
     ):  # fmt: skip
         if file not in listed:
             node.fail(f"the package lacks {file}")

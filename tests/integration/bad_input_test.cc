@@ -1,14 +1,24 @@
 // Every bad input has its own clear error: what, where, what to do; the daemon's exit codes are those of sysexits.h.
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sysexits.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <limits>
+#include <memory>
+#include <span>
+#include <vector>
 
+#include "daemon/base/unique_fd.h"
+#include "daemon/session/frame.h"
 #include "proto/status.h"
 #include "tests/support/catch.h"
 #include "tests/support/daemon_process.h"
@@ -17,6 +27,7 @@
 #include "tests/support/raw_session.h"
 #include "tests/support/reference_trainer.h"
 #include "tests/support/scratch_dir.h"
+#include "tests/support/slow_close.h"
 
 using namespace mlpo::test;
 using mlpo::Client;
@@ -358,4 +369,245 @@ TEST_CASE("BadInput.RingEntries") {
     CHECK(answer.status == -EINVAL);
     CHECK(answer.text.find("power of two") != std::string::npos);
   }
+}
+
+// ---- Checkpoints ----
+
+TEST_CASE("BadInput.CheckpointFramesAndWhatTheyPass") {
+  DaemonProcess daemon({.memory = "1MiB"});
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const mlpo::UniqueFd read_end(ends[0]), write_end(ends[1]);
+  const auto checkpoint = [](uint32_t flags) {
+    auto frame = mlpo::MakeFrame<mlpo_checkpoint>(MLPO_FRAME_CHECKPOINT, 7);
+    frame.flags = flags;
+    frame.tag_bytes = 1;
+    frame.tag[0] = 't';
+    if (flags & MLPO_CHECKPOINT_FILES) return frame;
+    frame.directory_bytes = 4;
+    std::memcpy(frame.directory, "/tmp", 4);
+    return frame;
+  };
+  const auto restore = [](uint32_t files) {
+    auto frame = mlpo::MakeFrame<mlpo_restore>(MLPO_FRAME_RESTORE, 7);
+    frame.files = files;
+    return frame;
+  };
+  const auto more = [](uint32_t first, uint32_t count) {
+    auto frame = mlpo::MakeFrame<mlpo_restore_files>(MLPO_FRAME_RESTORE_FILES, 7);
+    frame.first = first;
+    frame.count = count;
+    return frame;
+  };
+  // What is asked wrongly is refused, and the session goes on.
+  RawSession lives(daemon.socket(), MakeHello("lives"));
+  const auto refusal = [&] {
+    REQUIRE(lives.Receive());
+    REQUIRE(lives.type() == MLPO_FRAME_ERROR);
+    return lives.As<mlpo_error>().status;
+  };
+  REQUIRE(lives.Send(checkpoint(MLPO_CHECKPOINT_FILES), ends));
+  CHECK(refusal() == -EINVAL);
+  REQUIRE(lives.Send(restore(1)));
+  REQUIRE(lives.Send(more(0, 1), {ends, 1}));
+  CHECK(refusal() == -EINVAL);
+  REQUIRE(lives.Send(restore(MLPO_MAX_RESTORE_FILES + 1)));
+  REQUIRE(lives.Send(more(0, 2), ends));  // was under way
+  CHECK(refusal() == -E2BIG);
+  auto nameless = restore(0);  // an attempt, and no tag that it is one of
+  nameless.attempt[0] = 1;
+  nameless.directory_bytes = 4;
+  std::memcpy(nameless.directory, "/tmp", 4);
+  REQUIRE(lives.Send(nameless));
+  CHECK(refusal() == -EINVAL);
+  auto relative = checkpoint(0);
+  relative.directory[0] = 'x';
+  REQUIRE(lives.Send(relative));
+  CHECK(refusal() != 0);
+  // What honest software cannot send ends it.
+  const auto ends_it = [&](const std::function<void(RawSession&)>& sends) {
+    RawSession session(daemon.socket(), MakeHello("ends"));
+    sends(session);
+    return session.WaitForEnd().status == MLPO_E_PROTOCOL;
+  };
+  CHECK(ends_it([&](RawSession& s) { s.Send(checkpoint(MLPO_CHECKPOINT_FILES), {ends, 1}); }));
+  CHECK(ends_it([&](RawSession& s) { s.Send(checkpoint(0), ends); }));
+  CHECK(ends_it([&](RawSession& s) { s.Send(checkpoint(4)); }));
+  CHECK(ends_it([&](RawSession& s) {
+    auto frame = checkpoint(0);
+    frame.tag_bytes = MLPO_MAX_TAG + 1;
+    s.Send(frame);
+  }));
+  CHECK(ends_it([&](RawSession& s) { s.Send(more(0, 1), {ends, 1}); }));
+  for (const mlpo_restore_files& wrong : {more(1, 1), more(0, 2), more(0, 0)}) {
+    CHECK(ends_it([&](RawSession& s) {
+      s.Send(restore(2));
+      s.Send(wrong, {ends, 1});
+    }));
+  }
+  CHECK(ends_it([&](RawSession& s) {
+    s.Send(restore(2));
+    s.Send(checkpoint(0));
+  }));
+  CHECK(daemon.running());
+  REQUIRE(lives.Send(restore(1)));
+  REQUIRE(lives.Send(more(0, 1), {ends, 1}));
+  CHECK(refusal() == -EINVAL);
+}
+
+namespace {
+
+mlpo_restore RestoreOf(uint32_t files) {
+  auto frame = mlpo::MakeFrame<mlpo_restore>(MLPO_FRAME_RESTORE, 7);
+  frame.files = files;
+  return frame;
+}
+
+mlpo_restore_files FilesOf(uint32_t first, uint32_t count) {
+  auto frame = mlpo::MakeFrame<mlpo_restore_files>(MLPO_FRAME_RESTORE_FILES, 7);
+  frame.first = first;
+  frame.count = count;
+  return frame;
+}
+
+size_t ThreadsNamed(pid_t pid, const std::string& name) {
+  size_t count = 0;
+  for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+    std::ifstream file(task.path() / "comm");
+    std::string comm;
+    count += std::getline(file, comm) && comm == name;
+  }
+  return count;
+}
+
+}  // namespace
+
+// A client may serve the file system of what it passes, and never answer when it is closed.
+TEST_CASE("BadInput.DescriptorsWhoseClosingHangsHoldUpNobody") {
+  DaemonProcess daemon({.memory = "1MiB"});
+  Client other = Connect(daemon.socket(), "other");
+  ReferenceTrainer trainer(other, {});
+  trainer.Step();
+  std::vector<std::unique_ptr<SlowClose>> slow;
+  // The daemon has the last descriptor of each: the test's own is closed before it looks.
+  const auto passes = [&](size_t count, const std::function<bool(RawSession&, std::span<const int>)>& sends) {
+    RawSession session(daemon.socket(), MakeHello("hostile" + std::to_string(slow.size())));
+    std::vector<mlpo::UniqueFd> own;
+    std::vector<int> fds;
+    for (size_t i = 0; i < count; ++i) {
+      slow.push_back(std::make_unique<SlowClose>());
+      own.push_back(slow.back()->Take());
+      fds.push_back(own.back().get());
+    }
+    daemon.Signal(SIGSTOP);
+    const bool answered = sends(session, fds);
+    own.clear();
+    daemon.Signal(SIGCONT);
+    if (answered) (void)session.Receive();  // refused, or ended
+  };
+  passes(1, [](RawSession& session, std::span<const int> fds) {  // a frame that has none
+    return session.Send(mlpo::MakeFrame<mlpo_frame>(MLPO_FRAME_REGISTER_END, 7), fds);
+  });
+  for (int i = 0; i < 3; ++i) {
+    passes(1, [](RawSession& session, std::span<const int> fds) {  // no regular file
+      return session.Send(RestoreOf(1)) && session.Send(FilesOf(0, 1), fds);
+    });
+  }
+  passes(1, [](RawSession& session, std::span<const int> fds) {  // and goes before the rest of them
+    session.Send(RestoreOf(2));
+    session.Send(FilesOf(0, 1), fds);
+    session.Close();
+    return false;
+  });
+  passes(2, [](RawSession& session, std::span<const int> fds) {
+    auto frame = mlpo::MakeFrame<mlpo_checkpoint>(MLPO_FRAME_CHECKPOINT, 7);
+    frame.flags = MLPO_CHECKPOINT_FILES;
+    frame.tag_bytes = 1;
+    frame.tag[0] = 't';
+    session.Send(frame, fds);
+    return false;  // who refuses it closes them first
+  });
+  trainer.Step();
+  Client late = Connect(daemon.socket(), "late");
+  ReferenceTrainer second(late, {});  // which asks housekeeping
+  second.Step();
+  CHECK(trainer.Difference() == "");
+  CHECK(second.Difference() == "");
+  CHECK(DaemonStatus(daemon.socket()).at("sessions").size() >= 2);
+  CHECK(ThreadsNamed(daemon.pid(), "mlpo-close") <= 2);
+  for (const auto& one : slow) one->Release();
+  CHECK(Eventually([&] { return ThreadsNamed(daemon.pid(), "mlpo-close") == 0; }));
+}
+
+TEST_CASE("BadInput.DescriptorsThatAreHeldHaveALimitAndATime") {
+  DaemonProcess daemon({.memory = "1MiB"});
+  struct rlimit limit = {400, 400};  // of which a user's may be 50
+  REQUIRE(::prlimit(daemon.pid(), RLIMIT_NOFILE, &limit, nullptr) == 0);
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const mlpo::UniqueFd read_end(ends[0]), write_end(ends[1]);
+  RawSession one(daemon.socket(), MakeHello("one")), two(daemon.socket(), MakeHello("two"));
+  const auto refusal = [](RawSession& session) {
+    REQUIRE(session.Receive());
+    REQUIRE(session.type() == MLPO_FRAME_ERROR);
+    return session.As<mlpo_error>().status;
+  };
+  REQUIRE(one.Send(RestoreOf(51)));
+  CHECK(refusal(one) == MLPO_E_QUOTA);
+  REQUIRE(one.Send(RestoreOf(30)));
+  REQUIRE(one.Send(FilesOf(0, 1), {ends, 1}));
+  CHECK_THROWS(one.Receive(1));  // the others are waited for
+  REQUIRE(two.Send(RestoreOf(30)));
+  CHECK(refusal(two) == MLPO_E_QUOTA);
+  // They do not come, and then nothing is kept for them.
+  CHECK(one.WaitForEnd().status == -ETIMEDOUT);
+  REQUIRE(Eventually([&] {
+    REQUIRE(two.Send(RestoreOf(1)));
+    REQUIRE(two.Send(FilesOf(0, 1), {ends, 1}));
+    return refusal(two) == -EINVAL;
+  }));
+  CHECK(daemon.running());
+}
+
+// Each has a thread of the daemon's, which stays with the file that it hangs in.
+TEST_CASE("BadInput.CheckpointsThatHangOfEndedSessionsHaveALimit") {
+  DaemonProcess daemon({.memory = "1MiB"});
+  constexpr int kMost = 64;  // kMostOfEnded
+  int ends[2];
+  REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
+  const mlpo::UniqueFd read_end(ends[0]), write_end(ends[1]);
+  auto frame = mlpo::MakeFrame<mlpo_checkpoint>(MLPO_FRAME_CHECKPOINT, 7);
+  frame.flags = MLPO_CHECKPOINT_FILES;
+  frame.tag_bytes = 1;
+  frame.tag[0] = 't';
+  std::vector<std::unique_ptr<SlowClose>> slow;
+  std::vector<std::unique_ptr<RawSession>> sessions;
+  for (int i = 0; i < kMost; ++i) {
+    sessions.push_back(std::make_unique<RawSession>(daemon.socket(), MakeHello("job" + std::to_string(i))));
+    slow.push_back(std::make_unique<SlowClose>());
+  }
+  daemon.Signal(SIGSTOP);  // so that it has the last descriptor of each; once, as it ends what such a socket waits for
+  for (size_t i = 0; i < kMost; ++i) {
+    const mlpo::UniqueFd file = slow[i]->Take();
+    const int fds[] = {file.get(), ends[1]};
+    REQUIRE(sessions[i]->Send(frame, fds));
+    sessions[i]->Close();
+  }
+  daemon.Signal(SIGCONT);
+  REQUIRE(Eventually([&] { return DaemonStatus(daemon.socket()).at("sessions").empty(); }));
+  RawSession one_more(daemon.socket(), MakeHello("one-more"));
+  REQUIRE(one_more.Send(frame, ends));
+  REQUIRE(one_more.Receive());
+  REQUIRE(one_more.type() == MLPO_FRAME_ERROR);
+  CHECK(one_more.As<mlpo_error>().status == MLPO_E_QUOTA);
+  Client client = Connect(daemon.socket(), "trains");
+  ReferenceTrainer trainer(client, {});
+  trainer.Step();
+  CHECK(trainer.Difference() == "");
+  for (const auto& file : slow) file->Release();
+  CHECK(Eventually([&] {
+    REQUIRE(one_more.Send(frame, ends));
+    REQUIRE(one_more.Receive());
+    return one_more.As<mlpo_error>().status == -EINVAL;  // pipes are no files
+  }));
 }

@@ -52,6 +52,7 @@ void FillAndGoOn(const char* engine) {
   CHECK(text.find("'path0' is full") != std::string::npos);
   CHECK(text.find("'path1' is full") != std::string::npos);
   CHECK(text.find("File too large") != std::string::npos);
+  CHECK(text.find("RLIMIT_FSIZE") != std::string::npos);
   const nlohmann::json status = DaemonStatus(daemon.socket());
   for (const nlohmann::json& path : status.at("paths")) CHECK(path.at("state") == "full");
   REQUIRE(daemon.running());

@@ -14,10 +14,14 @@ if(NOT MLPO_SANITIZE)
   set_tests_properties(compare_smoke_test PROPERTIES SKIP_RETURN_CODE 77 TIMEOUT 300)
 endif()
 
-# Under sanitizers other tests run the same daemons, with their counters; this one would only take longer.
+# Looking into daemons: bench, counters, metrics, trace, top, doctor. Under sanitizers other tests run the same daemons, with
+# their counters; these would only take longer.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 if(NOT MLPO_SANITIZE)
-  add_test(NAME inspect_test COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/integration/inspect_test.py
-                                     ${PROJECT_BINARY_DIR}/bin)
-  set_tests_properties(inspect_test PROPERTIES TIMEOUT 300)
+  foreach(name bench counters metrics trace top doctor)
+    add_test(NAME inspect_${name}_test
+             COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/integration/inspect_${name}_test.py
+                     ${PROJECT_BINARY_DIR}/bin)
+    set_tests_properties(inspect_${name}_test PROPERTIES TIMEOUT 300)
+  endforeach()
 endif()

@@ -122,8 +122,8 @@ TEST_CASE("Objects.AnySizeIsReadBackWholeAndInParts") {
   }
   writer.DeleteObject("an object");
   CHECK_FALSE(reader.ObjectSize("an object"));
+  CHECK(daemon.ScratchGone());  // when what was being read ahead of use has been
   CHECK(ScratchBytes(daemon) == 0);
-  CHECK(daemon.ScratchGone());
 }
 
 TEST_CASE("Objects.WhatIsRefusedSaysWhy") {

@@ -2,10 +2,13 @@
 MLPO_SOCKET set. Runs the cases of these names and says which have passed; ends at the first that does not."""
 
 import contextlib
+import errno
 import itertools
+import os
 import pathlib
 import sys
-from typing import Any
+import time
+from typing import Any, Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
@@ -13,7 +16,8 @@ import mlpo  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from mlpo.torch import OffloadAdamW  # noqa: E402
+from mlpo.checkpoints import find  # noqa: E402
+from mlpo.torch import OffloadAdamW, _optimizer  # noqa: E402
 from torch.distributed.checkpoint.state_dict import (  # noqa: E402
     StateDictOptions,
     get_optimizer_state_dict,
@@ -357,6 +361,179 @@ def layouts(_: str) -> None:
         raise AssertionError("nothing was raised")
     except TypeError as error:
         assert "only one is a DTensor" in str(error), error
+
+
+def connected(name: str) -> mlpo.Client:
+    """A client of its own for what a case saves or loads: a checkpoint has all that a client has registered."""
+    return mlpo.connect(job=f"{os.environ['MLPO_JOB']}-{name}")
+
+
+def empty_folder(directory: str, name: str) -> pathlib.Path:
+    """The same new folder on both ranks."""
+    place = pathlib.Path(directory).with_name(name)
+    if dist.get_rank() == 0:
+        place.mkdir()
+    dist.barrier()
+    return place
+
+
+def raised(call: Callable[[], Any]) -> Exception:
+    try:
+        call()
+    except (mlpo.MlpoError, ValueError) as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def own_checkpoint(directory: str) -> None:
+    """save() while training goes on, and load() into shards of other weights, which go on with the same bits. A rank
+    without elements of a parameter, or without any step, saves under the same tag as the others."""
+    place = empty_folder(directory, "own")
+    with connected("saving") as first, connected("loading") as second:
+        model = sharded()
+        optimizer = offload(model.parameters(), client=first, **HYPER)
+        train(model, optimizer, 0, 2)
+        saved = optimizer.save(str(place))
+        assert (saved.tag, saved.step) == ("step-2", 2)
+        train(model, optimizer, 2, 2)
+        saved.result(60)
+        dist.barrier()
+        assert saved.is_complete()
+        other = sharded(seed=9)
+        resumed = offload(other.parameters(), client=second, subgroup_elements=20, **HYPER)
+        loaded = resumed.load(str(place))
+        assert (loaded.tag, loaded.step, loaded.world_size, loaded.attempt) == ("step-2", 2, 2, saved.attempt)
+        assert all(float(resumed.state[p]["step"]) == 2 for p in other.parameters())
+        train(other, resumed, 2, 2)
+        for ours, theirs in zip(other.parameters(), model.parameters()):
+            assert torch.equal(ours.to_local(), theirs.to_local())
+    with connected("unequal") as client:
+        w = torch.nn.Parameter(torch.zeros(3))
+        optimizer = offload([(f"of-{dist.get_rank()}", w)], client=client, replicas=True, **HYPER)
+        for _ in range(3 if dist.get_rank() == 0 else 0):
+            w.grad = torch.ones(3)
+            optimizer.step()
+        saved = optimizer.save(str(place))
+        assert saved.tag == "step-3"
+        saved.result(60)
+        dist.barrier()
+        assert saved.is_complete()
+
+
+def loads_one_checkpoint(directory: str) -> None:
+    """Another checkpoint becomes complete after rank 0 has found the newest, and before the other rank looks."""
+    place = empty_folder(directory, "newest")
+    hidden = place.with_name("newest-hidden")
+    find_it = _optimizer.begin_restore
+
+    def found_late(*arguments: Any) -> Any:
+        deadline = time.monotonic() + 60
+        while dist.get_rank() == 1 and not (place / "step-2").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        restoring = find_it(*arguments)
+        if dist.get_rank() == 0:
+            hidden.rename(place / "step-2")
+        return restoring
+
+    with connected("newest") as first, connected("newest-loading") as second:
+        model = sharded()
+        optimizer = offload(model.parameters(), client=first, **HYPER)
+        values = []
+        for step in range(2):
+            train(model, optimizer, step, 1)
+            optimizer.save(str(place)).result(60)
+            values.append([p.to_local().clone() for p in model.parameters()])
+        dist.barrier()
+        if dist.get_rank() == 0:
+            (place / "step-2").rename(hidden)
+        dist.barrier()
+        other = sharded(seed=9)
+        resumed = offload(other.parameters(), client=second, **HYPER)
+        _optimizer.begin_restore = found_late
+        try:
+            loaded = resumed.load(str(place))
+        finally:
+            _optimizer.begin_restore = find_it
+        assert (loaded.tag, loaded.step) == ("step-1", 1), loaded
+        assert all(torch.equal(p.to_local(), value) for p, value in zip(other.parameters(), values[0]))
+        assert resumed.load(str(place)).tag == "step-2"
+        assert all(torch.equal(p.to_local(), value) for p, value in zip(other.parameters(), values[1]))
+
+
+def fails(call: Callable[[], Any], failing: int, code: int) -> None:
+    """On one rank with an errno, on the other one with what names the first."""
+    error = raised(call)
+    assert isinstance(error, mlpo.MlpoError), error
+    if dist.get_rank() == failing:
+        assert error.errno == code, error
+    else:
+        assert error.errno == errno.ECANCELED and f"rank {failing} of 2" in str(error), error
+    dist.barrier()
+
+
+def one_rank_cannot_save(directory: str) -> None:
+    """A rank that fails, before or while it begins, takes the others along at once; nothing of theirs stays, and the
+    next save works. The same for load()."""
+    place = empty_folder(directory, "one-fails")
+    absent = str(place / "absent")
+    rank = dist.get_rank()
+    with connected("one-fails") as client, connected("one-fails-loading") as second:
+        model = sharded()
+        optimizer = offload(model.parameters(), client=client, **HYPER)
+        train(model, optimizer, 0, 1)
+        resumed = offload(sharded(seed=9).parameters(), client=second, **HYPER)
+        fails(lambda: resumed.load(str(place)), 0, errno.ENOENT)
+        for failing in range(2):
+            fails(lambda: optimizer.save(absent if rank == failing else str(place)), failing, errno.ENOENT)
+            assert not list(place.iterdir())
+            dist.barrier()
+        error = raised(lambda: optimizer.save(str(place), f"tag-{rank}"))
+        assert "rank 1 saves with tag='tag-1', rank 0 with 'tag-0'" in str(error), error
+        optimizer.save(str(place)).result(60)
+        dist.barrier()
+        assert [(found.tag, found.complete) for found in find(place)] == [("step-1", True)]
+        fails(lambda: resumed.load(absent if rank == 1 else str(place)), 1, errno.ENOENT)
+        assert resumed.load(str(place)).tag == "step-1"
+        # Before it begins: two tensors of one name.
+        if rank == 1:
+            client.subgroup("double", tensors=[mlpo.TensorSpec("0", (3,))])
+        error = raised(lambda: optimizer.save(str(place), "double"))
+        if rank == 1:
+            assert isinstance(error, ValueError) and "named_parameters" in str(error), error
+        else:
+            assert isinstance(error, mlpo.MlpoError) and "named_parameters" in str(error), error
+        dist.barrier()
+        assert not (place / "double").exists()
+
+
+def saves_over_the_last_one(directory: str) -> None:
+    """While one rank still saves its part, the next save() under the tag is refused before any rank begins, and so
+    takes nothing away; where a part has only to get its names, with a daemon of another user, it gets them before."""
+    place, rank = empty_folder(directory, "over"), dist.get_rank()
+    with connected("over") as client:
+        model = sharded()
+        optimizer = offload(model.parameters(), client=client, **HYPER)
+        train(model, optimizer, 0, 1)
+        client.daemon_uid += 1
+        saved = optimizer.save(str(place), "rolling")
+        deadline = time.monotonic() + 60
+        while not saved.done():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        if rank == 0:
+            assert not saved.result(60)
+        dist.barrier()
+        if rank == 1:
+            saved._end.done = lambda: False  # type: ignore[method-assign]
+        fails(lambda: optimizer.save(str(place), "rolling", overwrite=True), 1, errno.EBUSY)
+        if rank == 1:
+            del vars(saved._end)["done"]
+        dist.barrier()
+        optimizer.save(str(place), "rolling", overwrite=True).abandon()
+        dist.barrier()
+        assert saved.is_complete() and saved.result(60) == (rank == 1)
+        assert optimizer.load(str(place)).attempt == saved.attempt
 
 
 if __name__ == "__main__":

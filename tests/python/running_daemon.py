@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass
+from typing import Any, Callable, Optional
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 
@@ -22,9 +24,11 @@ class Layout:
     block: int = 1 << 20  # parameters
     engine: str = "auto"
     target: str = "auto"
+    persistent: bool = False  # its paths
 
     def __str__(self) -> str:
-        return f"{self.paths}-path-{self.pool}-block{self.block}-{self.engine}-{self.target}"
+        kept = "-persistent" if self.persistent else ""
+        return f"{self.paths}-path-{self.pool}-block{self.block}-{self.engine}-{self.target}{kept}"
 
 
 # Blocks of 1024 parameters take 12 KiB, so that a model of 100,000 parameters has a hundred of them.
@@ -55,7 +59,14 @@ def lacks(target: str) -> str:
 class Daemon:
     """A running daemon. Use as a context manager; stopping checks that it leaves in order."""
 
-    def __init__(self, directory: pathlib.Path, layout: Layout) -> None:
+    def __init__(
+        self,
+        directory: pathlib.Path,
+        layout: Layout,
+        again: bool = False,
+        enter: Optional[Callable[[], None]] = None,
+    ) -> None:
+        """`again`: on the paths that an earlier one had there. `enter`: called in its process before the program."""
         self.layout = layout
         self.socket = str(directory / "mlpo.sock")
         self.log = directory / "daemon.log"
@@ -66,13 +77,18 @@ class Daemon:
         ]  # fmt: skip
         self.path_directories = [directory / f"path{index}" for index in range(layout.paths)]
         for path in self.path_directories:
-            path.mkdir()
+            path.mkdir(exist_ok=again)
             lines += ["[[path]]", f'directory = "{path}"', f'engine = "{layout.engine}"']
+            lines += ["persistent = true"] if layout.persistent else []
         config.write_text("\n".join(lines) + "\n")
         environment = {key: value for key, value in os.environ.items() if not key.startswith("MLPO_")}
-        with self.log.open("wb") as log:
+        with self.log.open("ab" if again else "wb") as log:
             self.process = subprocess.Popen(
-                [program(), "--config", config, "--socket", self.socket], stdout=log, stderr=log, env=environment
+                [program(), "--config", config, "--socket", self.socket],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                preexec_fn=enter,
             )
         try:
             self._await_socket()
@@ -92,6 +108,11 @@ class Daemon:
                 except OSError:
                     time.sleep(0.01)
         raise RuntimeError(f"no socket after 30 s:\n{self.log.read_text()}")
+
+    def status(self) -> Any:
+        """What mlpo-ctl status tells, as JSON."""
+        ctl = [program().parent / "mlpo-ctl", "status", "--json", "--socket", self.socket]
+        return json.loads(subprocess.run(ctl, timeout=60, check=True, stdout=subprocess.PIPE).stdout)
 
     def pause(self) -> None:
         """Nothing is answered from the return on until resume(); the daemon lives."""

@@ -220,16 +220,6 @@ def test_connecting_fails_with_what_to_do(daemon_of, connect_to, tmp_path, monke
 
 
 def test_what_is_not_offered_is_refused(client: mlpo.Client) -> None:
-    """Checkpoints raise EOPNOTSUPP, as OSError and as NotImplementedError, naming themselves."""
-    calls = {
-        "checkpoint": lambda: client.checkpoint("dir", tag="t", step=1),
-        "restore": lambda: client.restore("dir"),
-        "checkpoint_requested": lambda: client.checkpoint_requested(),
-    }
-    for name, call in calls.items():
-        for kind in (OSError, NotImplementedError, mlpo.MlpoError):
-            with pytest.raises(kind, match=name):
-                call()
     with pytest.raises(ValueError, match="sgd"):
         client.subgroup("w", 1).submit_update(mode="sgd")
 

@@ -1,4 +1,4 @@
-"""OffloadAdamW in two rank processes: FSDP2's shards, DDP's replicas, torch's distributed checkpoint."""
+"""OffloadAdamW in two rank processes: FSDP2's shards, DDP's replicas, torch's distributed checkpoint, save and load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from running_daemon import SMALL_BLOCKS
 
 SCRIPT = pathlib.Path(__file__).with_name("distributed_process.py")
 CASES = (
-    "fsdp2", "overlap", "update_in_backward", "checkpoint", "nonfinite", "scaler", "replicas", "pieces_by_hand", "layouts",
+    "fsdp2", "overlap", "update_in_backward", "checkpoint", "nonfinite", "scaler", "replicas", "pieces_by_hand",
+    "layouts", "own_checkpoint", "loads_one_checkpoint", "one_rank_cannot_save",
+    "saves_over_the_last_one",
 )  # fmt: skip
 
 pytestmark = pytest.mark.skipif(

@@ -37,7 +37,7 @@ def block_with(text: str) -> str:
 
 
 def test_every_block_is_tested() -> None:
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
 def test_training_with_torch_learns(daemon_of: Callable[[Layout], Daemon]) -> None:
@@ -74,4 +74,16 @@ def test_objects_are_shared(daemon_of: Callable[[Layout], Daemon]) -> None:
         daemon_of(Layout()),
         block_with("client.flush") + "assert size == 2 * 512 * 1024 and (out == 1).all()\n"
         "assert (np.frombuffer(row, np.float16) == 1).all()\n",
+    )
+
+
+def test_a_checkpoint_is_saved_and_loaded(daemon_of: Callable[[Layout], Daemon], tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("torch")
+    run(
+        daemon_of(Layout()),
+        "import torch\nfrom mlpo.torch import OffloadAdamW\n"
+        "w = torch.nn.Parameter(torch.ones(1000))\noptimizer = OffloadAdamW([w])\n"
+        "w.grad = torch.ones(1000)\noptimizer.step()\nbefore = w.detach().clone()\n"
+        + block_with("optimizer.save").replace("/lustre/run1", str(tmp_path))
+        + "assert saved.result() and saved.tag == 'step-1' and torch.equal(w, before)\n",
     )

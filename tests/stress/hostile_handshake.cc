@@ -1,17 +1,22 @@
 // Clients that break the protocol on the session socket: in the handshake, in registrations, with descriptors, and
 // with processes that are not what they seem. Only their own session ends, and nothing of it stays.
 #include <fcntl.h>
+#include <grp.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstring>
+#include <memory>
 #include <random>
 
 #include "proto/status.h"
 #include "tests/support/catch.h"
+#include "tests/support/daemon_status.h"
 #include "tests/support/raw_session.h"
+#include "tests/support/thread_uid.h"
 #include "tests/support/witness.h"
 
 using namespace mlpo::test;
@@ -121,6 +126,39 @@ TEST_CASE("Hostile.HalfOpenConnectionsDoNotHoldUpTheEnd") {
   RawSession waiting(daemon.socket(), SmallArena("raw2"));
   daemon.Signal(SIGTERM);
   CHECK(daemon.WaitForEnd(3) == 0);  // before the handshake's deadline would have ended them
+}
+
+TEST_CASE("Hostile.OneUserCannotTakeAllConnections") {
+  constexpr gid_t kGroup = 1;
+  const struct group* const named = ::geteuid() == 0 ? ::getgrgid(kGroup) : nullptr;
+  if (named == nullptr) {
+    WARN("skipped: only root can be other users, of a group with the number 1");
+    return;
+  }
+  // 20 handshakes are a user's.
+  const std::string name = named->gr_name;
+  DaemonProcess daemon({.config = "[daemon]\nmax_sessions = 16\ngroup = \"" + name + "\"\n"});
+  REQUIRE(::chmod(daemon.folder().c_str(), 0755) == 0);
+  std::vector<std::unique_ptr<RawSession>> silent;
+  {
+    const ThreadUid as(65534, {kGroup});
+    for (int i = 0; i < 21; ++i) silent.push_back(std::make_unique<RawSession>(daemon.socket()));
+  }
+  const RawSession::EndReason refused = silent.back()->WaitForEnd();
+  CHECK(refused.status == MLPO_E_QUOTA);
+  CHECK(refused.text.find("65534") != std::string::npos);
+  silent.front()->SendHello(SmallArena("first"));  // what it has is as good as ever
+  REQUIRE(silent.front()->Receive());
+  CHECK(silent.front()->type() == MLPO_FRAME_WELCOME);
+  const auto comes_in = [&](uid_t uid) {
+    const ThreadUid as(uid, {kGroup});
+    RawSession session(daemon.socket());
+    return session.SendHello(SmallArena("later")) && session.Receive() && session.type() == MLPO_FRAME_WELCOME;
+  };
+  CHECK(comes_in(4000));
+  { const RawSession root(daemon.socket(), SmallArena("root")); }
+  silent.clear();
+  CHECK(Eventually([&] { return comes_in(65534); }));
 }
 
 TEST_CASE("Hostile.DescriptorsThatNobodyAskedFor") {
@@ -252,29 +290,38 @@ TEST_CASE("C30_RegistrationsOfImpossibleSizesAreRefusedAndTheSessionLives") {
   CHECK(witness.Complaint() == "");
 }
 
+// A kernel that has SO_PEERPIDFD tells the daemon whose socket it is, and what the client sends is not looked at.
 TEST_CASE("Hostile.PidfdOfAnotherProcessOrNone") {
   DaemonProcess daemon;
   Witness witness(daemon);
   const uint64_t errors = witness.ProtocolErrors();
-  auto answer = [&](int fd, bool send_fd = true) {
-    RawSession session(daemon.socket());
-    send_fd ? session.Send(MakeHello("raw"), {&fd, 1}) : session.Send(MakeHello("raw"));
-    return session.WaitForEnd();
-  };
-  const int other = OpenPidfd(daemon.pid());
-  CHECK(answer(other).status == MLPO_E_PROTOCOL);
-  CHECK(answer(other).text.find(std::to_string(daemon.pid())) != std::string::npos);
-  ::close(other);
+  const bool from_kernel = KernelGivesPidfd();
   int ends[2];
   REQUIRE(::pipe2(ends, O_CLOEXEC) == 0);
-  CHECK(answer(ends[0]).status == MLPO_E_PROTOCOL);
+  const int other = OpenPidfd(daemon.pid());
   const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-  CHECK(answer(null).status == MLPO_E_PROTOCOL);
   const int path_only = ::open("/", O_PATH | O_CLOEXEC);
-  CHECK(answer(path_only).status == MLPO_E_PROTOCOL);
-  CHECK(answer(-1, false).status == MLPO_E_PROTOCOL);
-  for (const int fd : {ends[0], ends[1], null, path_only}) ::close(fd);
-  CHECK(witness.ProtocolErrors() == errors + 6);
+  const int descriptors = daemon.SettledDescriptors();
+  for (const int fd : {other, ends[0], null, path_only}) {
+    CAPTURE(fd);
+    RawSession session(daemon.socket());
+    session.Send(SmallArena("raw"), {&fd, 1});
+    if (from_kernel) {
+      REQUIRE(session.Receive());
+      CHECK(session.type() == MLPO_FRAME_WELCOME);
+      continue;
+    }
+    const RawSession::EndReason reason = session.WaitForEnd();
+    CHECK(reason.status == MLPO_E_PROTOCOL);
+    if (fd == other) CHECK(reason.text.find(std::to_string(daemon.pid())) != std::string::npos);
+  }
+  RawSession none(daemon.socket());
+  none.Send(MakeHello("raw"));
+  CHECK(none.WaitForEnd().status == MLPO_E_PROTOCOL);
+  for (const int fd : {other, ends[0], ends[1], null, path_only}) ::close(fd);
+  REQUIRE(witness.Alone());
+  CHECK(daemon.SettledDescriptors() == descriptors);
+  CHECK(witness.ProtocolErrors() == errors + (from_kernel ? 1 : 5));
   CHECK(witness.Complaint() == "");
 }
 

@@ -122,6 +122,13 @@ TEST_CASE("C31_ValuesOutOfRangeEndTheSessionAndAreCounted") {
     submission.reserved[1] = 1;
     return submission;
   });
+  for (const uint16_t op : {MLPO_OP_SNAPSHOT, MLPO_OP_RESTORE}) {
+    submits("a field that it has no meaning for", [op](Registered&) {
+      mlpo_submission submission = Submission(op);
+      submission.count = 1;
+      return submission;
+    });
+  }
   submits("unknown flag", [](Registered&) {
     mlpo_submission submission = Submission(MLPO_OP_NOP);
     submission.flags = 0x8000;
@@ -219,9 +226,17 @@ TEST_CASE("Hostile.WhatIsOnlyWrongIsACompletionAndTheSessionGoesOn") {
     CHECK(completion->user_data == submission.user_data);
     return completion->status;
   };
-  for (const uint16_t op : {9, 10, 11, 13, 500, 65535}) {
+  for (const uint16_t op : {10, 11, 500, 65535}) {
     CAPTURE(op);
     CHECK(status(Submission(op)) == -EOPNOTSUPP);
+  }
+  for (const uint16_t op : {MLPO_OP_SNAPSHOT, MLPO_OP_RESTORE}) {
+    for (const uint64_t handle : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 32}) {
+      mlpo_submission submission = Submission(op);
+      submission.first = handle;
+      submission.arg = MLPO_SNAPSHOT_TAKE;
+      CHECK(status(submission) == -EBADF);  // nothing has been begun
+    }
   }
   for (const uint16_t op : {MLPO_OP_FETCH, MLPO_OP_FLUSH}) {
     for (const uint32_t step : {MLPO_OBJECT_PIECE, MLPO_OBJECT_CLOSE}) {
@@ -302,10 +317,10 @@ class Mutator {
   Mutator(uint64_t seed, const Registered& raw) : random_(seed), raw_(raw) {}
 
   mlpo_submission Next() {
-    static constexpr uint16_t kOps[] = {MLPO_OP_NOP,        MLPO_OP_GRAD,        MLPO_OP_GRAD,    MLPO_OP_GRAD,
-                                        MLPO_OP_UPDATE,     MLPO_OP_UPDATE,      MLPO_OP_DISCARD, MLPO_OP_STAT,
-                                        MLPO_OP_READ_STATE, MLPO_OP_WRITE_STATE, MLPO_OP_CANCEL,  MLPO_OP_FETCH,
-                                        MLPO_OP_FETCH,      MLPO_OP_FLUSH,       MLPO_OP_FLUSH,   MLPO_OP_DELETE};
+    static constexpr uint16_t kOps[] = {
+        MLPO_OP_NOP,     MLPO_OP_GRAD,  MLPO_OP_GRAD,       MLPO_OP_GRAD,        MLPO_OP_UPDATE,   MLPO_OP_UPDATE,
+        MLPO_OP_DISCARD, MLPO_OP_STAT,  MLPO_OP_READ_STATE, MLPO_OP_WRITE_STATE, MLPO_OP_CANCEL,   MLPO_OP_FETCH,
+        MLPO_OP_FETCH,   MLPO_OP_FLUSH, MLPO_OP_FLUSH,      MLPO_OP_DELETE,      MLPO_OP_SNAPSHOT, MLPO_OP_RESTORE};
     mlpo_submission submission = Submission(kOps[Below(std::size(kOps))], raw_.handle);
     submission.user_data = random_() & ~kKeptMask;
     submission.epoch = static_cast<uint32_t>(1 + Below(4));
@@ -322,6 +337,12 @@ class Mutator {
     }
     if (submission.op == MLPO_OP_FETCH || submission.op == MLPO_OP_FLUSH || submission.op == MLPO_OP_DELETE) {
       MakeObject(&submission);
+    }
+    if (submission.op == MLPO_OP_SNAPSHOT || submission.op == MLPO_OP_RESTORE) {
+      submission.epoch = 0;
+      submission.first = Below(3);
+      submission.count = submission.staging_offset = 0;
+      submission.flags = 0;
     }
     if (Below(40) == 0) Damage(&submission, sizeof submission);
     return submission;

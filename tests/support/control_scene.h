@@ -4,7 +4,6 @@
 #include <grp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -17,6 +16,7 @@
 #include <cstring>
 #include <future>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -25,6 +25,7 @@
 #include "daemon/control/control_server.h"
 #include "tests/support/catch.h"
 #include "tests/support/scratch_dir.h"
+#include "tests/support/thread_uid.h"
 
 inline mlpo::Snapshot MadeUpSnapshot() {
   mlpo::Snapshot s;
@@ -87,6 +88,9 @@ class ControlScene {
   mlpo::Snapshot snapshot = MadeUpSnapshot();  // set before Start, or in the server's thread
   mlpo::Trace trace;                           // what every recording has
   bool hold_answers = false;                   // snapshots are not answered until Release()
+  std::vector<std::string> commands;           // for paths and gc, in the server's thread
+  std::string gc_report = R"({"dry_run":false,"bytes":0,"removed":[],"kept":[],"failed":[]})";
+  bool holds_blocks = false;  // an evacuation does not end
   std::atomic<int> asked{0}, drains{0}, examinations{0};
   mlpo::ControlOptions options;
 
@@ -117,8 +121,30 @@ class ControlScene {
       ++examinations;
       answer(R"({"state":"fine","findings":[]})");
     };
+    handlers.gc = [this](const mlpo::GcRequest& request, std::function<void(mlpo::Result<std::string>)> answer) {
+      commands.push_back(std::string(request.dry_run ? "dry " : "") + "gc " + request.node);
+      answer(std::string(gc_report));
+    };
+    handlers.path = [this](const mlpo::PathCommand& command, std::function<void(mlpo::Result<std::string>)> answer) {
+      commands.push_back(command.name + " " + command.path);
+      if (command.path != "nvme") return answer(mlpo::Status(-EINVAL, "no path '" + command.path + "'"));
+      mlpo::PathSnapshot& path = snapshot.paths.at(0);
+      path.evacuating = command.name == "evacuate";
+      path.evacuation_bytes = 99;
+      if (path.evacuating) path.checkpoint_bytes = 0;  // none is running
+      if (path.evacuating && !holds_blocks) path.scratch_bytes = 0;
+      path.evacuated = path.evacuating && !holds_blocks;
+      answer(std::string(R"({"state":"disabled","total_bytes":99})"));
+    };
     handlers.trace = [this](double, std::function<void(mlpo::Trace)> answer) { answer(trace); };
     handlers.trace_stop = [] {};
+    handlers.request_checkpoint = [this](std::optional<uint32_t> uid, const std::optional<std::string>& job,
+                                         const std::function<void(uint64_t)>& answer) {
+      uint64_t asked_sessions = 0;
+      for (const mlpo::SessionSnapshot& session : snapshot.sessions)
+        asked_sessions += (!uid || session.uid == *uid) && (!job || session.job == *job);
+      answer(asked_sessions);
+    };
     OnServerThread([&] {
       auto opened = mlpo::ControlServer::Open(io_, options, std::move(handlers));
       error_ = opened.status();
@@ -203,25 +229,4 @@ class RawPeer {
   mlpo::UniqueFd fd_;
   int error_ = 0;
   std::string input_;
-};
-
-// The calling thread (not the process) has another effective uid and supplementary groups while this lives. Needs root.
-class ThreadUid {
- public:
-  ThreadUid(uid_t uid, std::vector<gid_t> groups) {
-    saved_.resize(static_cast<size_t>(::getgroups(0, nullptr)));
-    REQUIRE(::getgroups(static_cast<int>(saved_.size()), saved_.data()) >= 0);
-    REQUIRE(::syscall(SYS_setgroups, groups.size(), groups.data()) == 0);
-    REQUIRE(::syscall(SYS_setresuid, -1, uid, -1) == 0);
-  }
-  ~ThreadUid() {
-    const bool back =
-        ::syscall(SYS_setresuid, -1, 0, -1) == 0 && ::syscall(SYS_setgroups, saved_.size(), saved_.data()) == 0;
-    if (!back) std::abort();
-  }
-  ThreadUid(const ThreadUid&) = delete;
-  ThreadUid& operator=(const ThreadUid&) = delete;
-
- private:
-  std::vector<gid_t> saved_;
 };

@@ -32,9 +32,16 @@ std::string ReadFile(const std::string& path) {
 
 }  // namespace
 
+std::vector<std::string> DaemonProcess::PersistentPaths(uint64_t which) {
+  const std::string persistent = "persistent = true\n";
+  if (which % 3 == 0) return {};
+  return {which % 3 == 1 ? persistent : "", persistent};
+}
+
 DaemonProcess::DaemonProcess(Options options) : options_(std::move(options)) {
-  char pattern[] = "/tmp/mlpo-test-XXXXXX";
-  if (::mkdtemp(pattern) == nullptr) throw std::runtime_error("mkdtemp failed");
+  const char* parent = std::getenv("TMPDIR");
+  std::string pattern = std::string(parent != nullptr && *parent != 0 ? parent : "/tmp") + "/mlpo-test-XXXXXX";
+  if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
   folder_ = pattern;
   for (int i = 0; i < options_.paths; ++i) fs::create_directory(path(i));
   std::ofstream config(folder_ + "/mlpo.toml");
@@ -69,7 +76,10 @@ void DaemonProcess::Start() {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);  // or it would hold our caller's pipe open
-  posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  if (options_.log >= 0)
+    posix_spawn_file_actions_adddup2(&actions, options_.log, 2);
+  else
+    posix_spawn_file_actions_addopen(&actions, 2, (folder_ + "/log").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   const int rc = ::posix_spawn(&pid_, argv[0], &actions, nullptr, argv.data(), env.data());
   posix_spawn_file_actions_destroy(&actions);
   if (rc != 0) throw std::runtime_error("cannot start " + arguments[0]);

@@ -6,6 +6,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,14 @@ class DaemonProcess {
     std::vector<std::string> environment = {};  // more "NAME=value"
     std::vector<std::string> arguments = {};    // more flags
     bool wait_ready = true;
+    int log = -1;             // its stderr, instead of a file; then without wait_ready
     std::string config = {};  // more lines, in front of the others
     std::vector<std::string> path_settings =
         {};  // more lines of each [[path]]; the last one is also of those behind it
   };
+  // For path_settings: which of the paths are persistent, so that a checkpoint on their file system clones or takes
+  // over what is on them. By `which` modulo 3: none, all, all but the first.
+  static std::vector<std::string> PersistentPaths(uint64_t which);
   DaemonProcess() : DaemonProcess(Options{}) {}
   explicit DaemonProcess(Options options);
   ~DaemonProcess();

@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -25,6 +27,9 @@ class RankProcess {
     int world_size = 1;
     int steps = 0;  // 0: for ever
     int seed = 1;
+    uint64_t arena_bytes = 0;    // 0: as it needs, at least 64 MiB
+    std::string directory = {};  // restores from there and saves there, for ever
+    uint64_t run = 0;            // with `directory`: another number each time
   };
   // Started, but it does not connect before Go().
   RankProcess(const std::string& socket, const Options& o) {
@@ -36,7 +41,9 @@ class RankProcess {
                                         std::to_string(o.rank),
                                         std::to_string(o.world_size),
                                         std::to_string(o.steps),
-                                        std::to_string(o.seed)};
+                                        std::to_string(o.seed),
+                                        std::to_string(o.arena_bytes)};
+    if (!o.directory.empty()) command.insert(command.end(), {o.directory, std::to_string(o.run)});
     std::vector<char*> argv;
     for (std::string& argument : command) argv.push_back(argument.data());
     argv.push_back(nullptr);
@@ -78,6 +85,12 @@ class RankProcess {
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
     waited_ = true;
+  }
+  // What it has said to its end; after Kill().
+  const std::string& LastWords() {
+    while (Read(10'000)) {
+    }
+    return output_;
   }
   // Reads its output until `text` is in it; false if it ended or `milliseconds` passed before that.
   bool WaitFor(const std::string& text, int milliseconds = 60'000) {
@@ -123,5 +136,11 @@ class RankProcess {
   bool waited_ = false;
   std::string output_;
 };
+
+// The number behind the last line "WORD N" but for the first line; -1: there is none.
+inline int64_t LastOf(const std::string& text, const std::string& word) {
+  const size_t at = text.rfind("\n" + word + " ");
+  return at == std::string::npos ? -1 : std::atoll(text.c_str() + at + word.size() + 2);
+}
 
 }  // namespace mlpo::test

@@ -38,6 +38,16 @@ int OpenPidfd(pid_t pid) {
   return fd;
 }
 
+bool KernelGivesPidfd() {
+  int ends[2], pidfd = -1;
+  socklen_t bytes = sizeof pidfd;
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) Throw("socketpair");
+  const bool gives = ::getsockopt(ends[0], SOL_SOCKET, 77 /* SO_PEERPIDFD */, &pidfd, &bytes) == 0;
+  if (gives) ::close(pidfd);
+  for (const int fd : ends) ::close(fd);
+  return gives;
+}
+
 mlpo_hello MakeHello(const std::string& job, uint32_t rank, uint32_t world_size, uint32_t entries) {
   auto hello = MakeFrame<mlpo_hello>(MLPO_FRAME_HELLO, 0);
   hello.abi_major = MLPO_ABI_MAJOR;

@@ -20,6 +20,8 @@ namespace mlpo::test {
 
 // A pidfd of a process; -1 never.
 int OpenPidfd(pid_t pid);
+// Whether the daemon has a client's pidfd from the kernel (SO_PEERPIDFD, Linux 6.5) and takes none.
+bool KernelGivesPidfd();
 mlpo_hello MakeHello(const std::string& job, uint32_t rank = 0, uint32_t world_size = 1, uint32_t entries = 64);
 
 class RawSession {
@@ -57,6 +59,7 @@ class RawSession {
   };
   EndReason WaitForEnd(int seconds = 20);
   void Close();  // the socket only
+  int socket() const { return socket_; }
 
   // ---- Registration ----
   // Sends BEGIN, one tensor named like the key, and END.
@@ -85,6 +88,7 @@ class RawSession {
   void Push(const mlpo_submission& submission, const mlpo_hyper* hyper = nullptr);
   void ShowTail(uint32_t tail);  // and rings the doorbell
   void RingDoorbell();
+  int doorbell() const { return doorbell_; }
   uint32_t tail() const { return tail_; }
   // The next completion; nothing when the session has ended or `milliseconds` have passed.
   std::optional<mlpo_completion> Reap(int milliseconds = 20'000);

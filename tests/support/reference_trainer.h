@@ -46,18 +46,37 @@ class ReferenceTrainer {
 
   // Writes the step's gradient into the slot; the reference keeps its own copy.
   void WriteGradient() {
-    ++step_;
-    const size_t bytes = ElementBytes(options_.grad_dtype);
-    grad_.assign(options_.numel * bytes, std::byte{0});
-    std::mt19937_64 random(options_.seed * 1'000'003 + static_cast<uint64_t>(step_));
-    std::normal_distribution<float> normal(0, 1e-3f);
-    for (size_t i = 0; i < options_.numel; ++i) {
-      reference::StoreElement(grad_.data(), options_.grad_dtype, i, normal(random));
-    }
+    MakeGradient();
+    RewriteGradient();
+  }
+  // The step's gradient once more, after what took it was lost; and the state from before that step.
+  void RewriteGradient() {
     if (!grad_.empty()) std::memcpy(subgroup().info().grad, grad_.data(), grad_.size());
   }
+  void RestoreState() { subgroup().WriteState(0, options_.numel, p_.data(), m_.data(), v_.data()); }
+  // All of the reference, as it is after the last step that it made: a checkpoint's state, for a trainer that is
+  // restored from it.
+  struct Expected {
+    std::vector<float> p, m, v;
+    std::vector<std::byte> param;
+    int64_t step = 0;
+  };
+  Expected expected() const { return {p_, m_, v_, expected_, referred_}; }
+  void GoOnFrom(const Expected& state) {
+    p_ = state.p;
+    m_ = state.m;
+    v_ = state.v;
+    expected_ = state.param;
+    step_ = referred_ = state.step;
+  }
+  // The reference alone makes its next step.
+  void StepAlone() {
+    MakeGradient();
+    MakeHyper(0.5);
+    StepReference();
+  }
   Request SubmitUpdate(double grad_scale = 0.5) {
-    hyper_ = {1e-3 * static_cast<double>(step_), 0.9, 0.999, 1e-8, 0.01, grad_scale, MLPO_ADAMW, 0, 0};
+    MakeHyper(grad_scale);
     mlpo_update_options update = MLPO_UPDATE_OPTIONS_INIT;
     update.lr = hyper_.lr;
     update.grad_scale = grad_scale;
@@ -75,6 +94,7 @@ class ReferenceTrainer {
     range.grad_dtype = options_.grad_dtype;
     range.dtype = options_.dtype;
     reference::Adam(MakeScalars(hyper_, step_), range);
+    referred_ = step_;
   }
   void Step() {
     WriteGradient();
@@ -82,13 +102,14 @@ class ReferenceTrainer {
     SubmitUpdate().Wait();
     StepReference();
   }
+  // Those in the slot, to the bit: they can be read when the session has ended, too.
+  bool ParametersAreRight() {
+    return std::memcmp(subgroup().info().param, expected_.data(), options_.numel * ElementBytes(options_.dtype)) == 0;
+  }
   // Parameters in the slot, and all three parts of the state, to the bit. "" or what differs.
   std::string Difference() {
     if (options_.numel == 0) return "";
-    if (step_ > 0 &&
-        std::memcmp(subgroup().info().param, expected_.data(), options_.numel * ElementBytes(options_.dtype)) != 0) {
-      return options_.key + ": parameters in the slot differ";
-    }
+    if (step_ > 0 && !ParametersAreRight()) return options_.key + ": parameters in the slot differ";
     std::vector<float> p(options_.numel), m(options_.numel), v(options_.numel);
     subgroup().ReadState(0, options_.numel, p.data(), m.data(), v.data());
     const size_t bytes = options_.numel * sizeof(float);
@@ -99,6 +120,20 @@ class ReferenceTrainer {
   }
 
  private:
+  void MakeGradient() {
+    ++step_;
+    const size_t bytes = ElementBytes(options_.grad_dtype);
+    grad_.assign(options_.numel * bytes, std::byte{0});
+    std::mt19937_64 random(options_.seed * 1'000'003 + static_cast<uint64_t>(step_));
+    std::normal_distribution<float> normal(0, 1e-3f);
+    for (size_t i = 0; i < options_.numel; ++i) {
+      reference::StoreElement(grad_.data(), options_.grad_dtype, i, normal(random));
+    }
+  }
+  void MakeHyper(double grad_scale) {
+    hyper_ = {1e-3 * static_cast<double>(step_), 0.9, 0.999, 1e-8, 0.01, grad_scale, MLPO_ADAMW, 0, 0};
+  }
+
   const TrainerOptions options_;
   std::vector<float> p_, m_, v_;
   std::vector<std::byte> grad_;
@@ -106,6 +141,7 @@ class ReferenceTrainer {
   std::vector<Subgroup> subgroup_;  // one
   mlpo_hyper hyper_ = {};
   int64_t step_ = 0;
+  int64_t referred_ = 0;  // that the reference has made
 };
 
 inline Client Connect(const std::string& socket, const std::string& job = "test", int rank = 0, int world_size = 1,

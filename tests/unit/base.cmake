@@ -1,1 +1,5 @@
+mlpo_test(checksum_test LIBS mlpo_base SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/checksum_test.cc)
+mlpo_test(file_io_test LIBS mlpo_base mlpo_fault_fs SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/file_io_test.cc)
+mlpo_test(loose_threads_test LIBS mlpo_base SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/loose_threads_test.cc)
 mlpo_test(base_thread_test LIBS mlpo_base SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/base_thread_test.cc)
+mlpo_test(base_log_test LIBS mlpo_base SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/base_log_test.cc)

@@ -42,7 +42,10 @@ TEST_CASE("LoadConfig.UnknownKeysNameTheNearest") {
   ExpectOne("[memory]\npoool = 1\n", 2, {"memory.poool", "did you mean memory.pool?"});
   ExpectOne("[daemon]\n\npool = \"1GiB\"\n", 3, {"daemon.pool", "did you mean memory.pool?"});
   ExpectOne("[memry]\npool = \"1GiB\"\n", 1, {"[memry]", "did you mean [memory]?"});
-  ExpectOne("[wholly.different]\nx = 1\n", 1, {"[wholly]", "[daemon] [memory]"});
+  ExpectOne("[wholly.different]\nx = 1\n", 1,
+            {"[wholly]", "known: [daemon] [memory] [adam] [scheduler] [quota] [checkpoint] [[path]]"});
+  ExpectOne("[quotas]\njob_sessions = 1\n", 1, {"[quotas]", "did you mean [quota]?"});
+  ExpectOne("[quota]\njob_session = 1\n", 2, {"quota.job_session", "did you mean quota.job_sessions?"});
   ExpectOne("pool = \"1GiB\"\n", 1, {"unknown key pool", "memory.pool"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nreadlimit = 1\n", 3, {"path.readlimit", "did you mean read_limit?"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = { block = 4 }\n", 3,
@@ -85,6 +88,8 @@ TEST_CASE("LoadConfig.OutOfRangeSaysWhatIsAllowed") {
   ExpectOne("[memory]\npool = \"35MiB\"\n", 2, {"35MiB", "36MiB"});  // 3 blocks of 12 MiB
   ExpectOne("[scheduler]\npiece = \"9MiB\"\n", 2, {"1MiB to 8MiB"});
   ExpectOne("[scheduler]\nno_path_timeout = 0\n", 2, {"1s to 1d"});
+  ExpectOne("[checkpoint]\ncopy_share = 0.01\n", 2, {"0.05 to 1"});
+  ExpectOne("[checkpoint]\nbuffers = 65\n", 2, {"1 to 64"});
   ExpectOne("[daemon]\nmax_sessions = 0\n", 2, {"1 to 65536"});
   ExpectOne("[daemon]\nlog_level = \"loud\"\n", 2, {"loud", "trace, debug, info, warning, error"});
   ExpectOne("[adam]\ntarget = \"sse2\"\n", 2, {"auto, scalar, avx2, avx512"});

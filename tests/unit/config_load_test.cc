@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "daemon/base/name.h"
 #include "daemon/config/settings.h"
 #include "tests/unit/config_support.h"
 
@@ -39,7 +40,14 @@ target = "avx2"
 [scheduler]
 queue_blocks = 8
 no_path_timeout = 45
+hang_timeout = "2h"
 piece = "4MiB"
+integrity = false
+
+[checkpoint]
+copy_share = 0.25
+buffers = 8
+readers = 2
 
 [[path]]
 name = "nvme"
@@ -59,6 +67,18 @@ persistent = true
 engine = "threads"
 direct = false
 turn = { blocks = 8, direction = "one" }
+
+[quota]
+user_sessions = 64
+user_requests = "8Ki"
+user_arenas = "96GB"
+user_capacity = "2TB"
+user_pool = "16GB"
+job_sessions = 8
+job_requests = 1024
+job_arenas = "48GB"
+job_capacity = "1TB"
+job_pool = "8GB"
 )";
 
 void CheckEverySetting(const Config& config) {
@@ -82,7 +102,23 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.adam.target == "avx2");
   CHECK(config.scheduler.queue_blocks == 8);
   CHECK(config.scheduler.no_path_timeout_s == 45);
+  CHECK(config.scheduler.hang_timeout_s == 7200);
   CHECK(config.scheduler.piece_bytes == 4194304);
+  CHECK_FALSE(config.scheduler.integrity);
+  CHECK(config.quota.user_sessions == 64);
+  CHECK(config.quota.user_requests == 8192);
+  CHECK(config.quota.user_arenas_bytes == 96'000'000'000ull);
+  CHECK(config.quota.user_capacity_bytes == 2'000'000'000'000ull);
+  CHECK(config.quota.user_pool_bytes == 16'000'000'000ull);
+  CHECK(config.quota.job_pool_bytes == 8'000'000'000ull);
+  CHECK(config.quota.job_sessions == 8);
+  CHECK(config.quota.job_requests == 1024);
+  CHECK(config.quota.job_arenas_bytes == 48'000'000'000ull);
+  CHECK(config.quota.job_capacity_bytes == 1'000'000'000'000ull);
+  CHECK(config.checkpoint.copy_share == 0.25);
+  CHECK(config.checkpoint.buffers == 8);
+  CHECK(config.checkpoint.writers == 2);
+  CHECK(config.checkpoint.readers == 2);
   REQUIRE(config.paths.size() == 2);
   CHECK(config.paths[0].name == "nvme");
   CHECK(config.paths[0].directory == "/mnt/nvme");
@@ -113,13 +149,13 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
   const Config config = scene.Good(scene.LoadText(kEverySetting));
   CheckEverySetting(config);
   CHECK(config.origins.at("memory.pool") == (scene.dir() / "mlpo.toml") + ":15");
-  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":40");
+  CHECK(config.origins.at("path.nvme.duplex") == (scene.dir() / "mlpo.toml") + ":47");
   CHECK(config.origins.at("path.pfs.capacity") == "default");
 }
 
 TEST_CASE("LoadConfig.TheTableHasEveryFieldOfConfig") {
-  // Each field of config.h must be settable and printed: 10 + 5 + 3 + 3 and 9 a path.
-  CHECK(Settings().size() == 26);
+  // Each field of config.h must be settable and printed.
+  CHECK(Settings().size() == 42);
   CHECK(PathSettings().size() == 14);
 }
 
@@ -241,7 +277,7 @@ TEST_CASE("LoadConfig.PathFlagsReplaceTheFilesPathsAndKeepTheirSettings") {
   CHECK(config.paths[2].name == "data-2");  // made unique
   CHECK(config.paths[3].name == "root");
   CHECK(config.origins.at("path.data.directory") == "command line --path");
-  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":38");
+  CHECK(config.origins.at("path.nvme.read_limit") == (scene.dir() / "mlpo.toml") + ":45");
 }
 
 TEST_CASE("LoadConfig.RelativeFlagsAreMadeAbsolute") {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "daemon/base/name.h"
 #include "daemon/config/settings.h"
 #include "daemon/config/text.h"
 #include "daemon/config/units.h"
@@ -77,8 +78,9 @@ TEST_CASE("Units.PrintingLosesNothing") {
 }
 
 TEST_CASE("C30_Names.OnlyWhatCanBeAFileName") {
-  for (const char* good : {"a", "_x", "node-17.cluster", "0", "A.b_c-d"}) CHECK(IsName(good));
-  for (const char* bad : {"", ".", "..", "-x", ".x", "a/b", "a\nb", "a b", "\xc3\xa9", "a\\"}) CHECK_FALSE(IsName(bad));
+  for (const char* good : {"a", "_x", "node-17.cluster", "step-100", "0", "A.b_c-d"}) CHECK(IsName(good));
+  for (const char* bad : {"", ".", "..", "-x", ".x", "a/b", "a\nb", "a\n", "a b", "\xc3\xa9", "a\\"})
+    CHECK_FALSE(IsName(bad));
   CHECK(IsName(std::string(128, 'x')));
   CHECK_FALSE(IsName(std::string(129, 'x')));
   CHECK_FALSE(IsName(std::string("a\0b", 3)));

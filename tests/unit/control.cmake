@@ -10,4 +10,4 @@ mlpo_test(ctl_test LIBS mlpo_control nlohmann_json::nlohmann_json Boost::headers
           SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/control_ctl_test.cc)
 target_compile_definitions(ctl_test PRIVATE MLPO_CTL="$<TARGET_FILE:mlpo-ctl>"
                                             MLPO_STAND_IN="$<TARGET_FILE:stand_in_daemon>")
-add_dependencies(ctl_test mlpo-ctl stand_in_daemon)
+add_dependencies(ctl_test mlpo-ctl mlpo-daemon stand_in_daemon)

@@ -1,6 +1,8 @@
 // mlpo-ctl as a program: against a control server with a made-up snapshot, and `run` with a stand-in daemon.
 #include <sys/stat.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -125,6 +127,143 @@ TEST_CASE("Ctl.DegradedIs2") {
   }
 }
 
+TEST_CASE("Ctl.CommandsForAPath") {
+  ControlScene scene;
+  scene.Start();
+  const std::vector<std::string> at = {"--socket", scene.socket};
+  const auto ctl = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), at.begin(), at.end());
+    return Ctl(arguments);
+  };
+  const auto last = [&] {
+    std::string command;
+    scene.OnServerThread([&] { command = scene.commands.empty() ? "" : scene.commands.back(); });
+    return command;
+  };
+  Outcome outcome = ctl({"paths", "disable", "nvme"});
+  CHECK(outcome.code == 0);
+  CHECK(last() == "disable nvme");
+  CHECK(Has(outcome.out, "nothing more is written there"));
+  outcome = ctl({"paths", "enable", "nvme", "--json"});
+  CHECK(outcome.code == 0);
+  CHECK(last() == "enable nvme");
+  CHECK(json::parse(outcome.out)["state"] == "disabled");  // what the scene answers
+  outcome = ctl({"paths", "evacuate", "nvme"});
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK(last() == "evacuate nvme");
+  CHECK(Has(outcome.out, "99"));
+  CHECK(Has(outcome.out, "unmounted"));
+  outcome = ctl({"paths", "evacuate", "nvme", "--json"});
+  CHECK(outcome.code == 0);
+  CHECK(json::parse(outcome.out)["evacuation"]["done"] == true);
+  outcome = ctl({"paths", "evacuate", "elsewhere"});
+  CHECK(outcome.code == 1);
+  CHECK(Has(outcome.err, "no path 'elsewhere'"));
+  CHECK(ctl({"paths", "evacuate"}).code == 64);
+  CHECK(ctl({"paths", "remove", "nvme"}).code == 64);
+  CHECK(ctl({"paths"}).code == 0);
+}
+
+TEST_CASE("Ctl.PathsSayWhatIsWrong") {
+  ControlScene scene;
+  scene.snapshot.taken_ns = 100'000'000'000;
+  scene.Start();
+  CHECK_FALSE(Has(Ctl({"paths", "--socket", scene.socket}).out, " since "));
+  scene.OnServerThread([&] {
+    scene.snapshot.paths[0].state = "full";
+    scene.snapshot.paths[0].error = ENOSPC;
+    scene.snapshot.paths[0].state_since_ns = 88'000'000'000;
+  });
+  for (const char* command : {"status", "paths"})
+    CHECK(Has(Ctl({command, "--socket", scene.socket}).out, "nvme is full since 12.0 s: No space left on device\n"));
+  scene.OnServerThread([&] {
+    scene.snapshot.paths[0].state = "disabled";
+    scene.snapshot.paths[0].error = 0;
+    scene.snapshot.paths[0].evacuating = true;
+    scene.snapshot.paths[0].evacuation_bytes = 4096;
+    scene.snapshot.paths[0].scratch_bytes = 768;
+    scene.snapshot.paths[0].checkpoint_bytes = 256;  // have to be copied before
+  });
+  CHECK(Has(Ctl({"paths", "--socket", scene.socket}).out, "disabled since 12.0 s: 1.0 KiB of 4.0 KiB are still to be"));
+  scene.OnServerThread([&] { scene.snapshot.paths[0].evacuated = true; });
+  CHECK(Has(Ctl({"paths", "--socket", scene.socket}).out, "disabled since 12.0 s: evacuated"));
+}
+
+TEST_CASE("Ctl.GcShowsWhatTheDaemonRemoved") {
+  ControlScene scene;
+  scene.Start();
+  CHECK(Ctl({"gc", "--socket", scene.socket}).code == 0);
+  scene.OnServerThread([&] {
+    scene.gc_report = R"({"dry_run":true,"bytes":2048,"removed":[{"file":"/p/a\u001b[2J","bytes":2048,"why":"gone"}],
+                         "kept":[{"file":"/p/b","bytes":0,"why":"not ours"}],"failed":[]})";
+    scene.gc_report.erase(std::remove(scene.gc_report.begin(), scene.gc_report.end(), '\n'), scene.gc_report.end());
+  });
+  Outcome outcome = Ctl({"gc", "--dry-run", "--node=n7", "--socket", scene.socket});
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.code == 2);
+  CHECK(Has(outcome.out, "would remove /p/a"));
+  CHECK(Has(outcome.out, "kept /p/b (not ours)"));
+  CHECK(Has(outcome.out, "2.0 KiB"));
+  CHECK_FALSE(Has(outcome.out, "\x1b"));
+  scene.OnServerThread([&] { CHECK(scene.commands.back() == "dry gc n7"); });
+  scene.OnServerThread([&] {
+    scene.gc_report =
+        R"({"dry_run":false,"bytes":0,"removed":[],"kept":[],"failed":[{"file":"/p","bytes":0,"why":"EIO"}]})";
+  });
+  outcome = Ctl({"gc", "--json", "--socket", scene.socket});
+  CHECK(outcome.code == 1);
+  CHECK(json::parse(outcome.out)["failed"].size() == 1);
+  scene.OnServerThread([&] { scene.gc_report = "{}"; });
+  CHECK(Ctl({"gc", "--socket", scene.socket}).code == 1);
+  CHECK(Ctl({"gc", "--node"}).code == 64);
+  CHECK(Ctl({"gc", "--node", "", "--socket", scene.socket}).code == 64);
+  CHECK(Ctl({"gc", "--timeout", "x"}).code == 64);
+  CHECK(Has(Ctl({"gc", "--help"}).out, "--dry-run"));
+}
+
+TEST_CASE("Ctl.AnEvacuationThatDoesNotEnd") {
+  ControlScene scene;
+  scene.holds_blocks = true;
+  scene.Start();
+  const std::vector<std::string> evacuate = {"paths", "evacuate", "nvme", "--socket", scene.socket, "--wait"};
+  const auto with = [&](const std::string& wait) {
+    std::vector<std::string> arguments = evacuate;
+    arguments.push_back(wait);
+    return Ctl(arguments);
+  };
+  Outcome outcome = with("0");
+  CHECK(outcome.code == 0);
+  CHECK(Has(outcome.out, "goes on when mlpo-ctl ends"));
+  outcome = with("0.7");
+  CHECK(outcome.code == 2);
+  CHECK(Has(outcome.err, "goes on"));
+  scene.OnServerThread([&] {
+    mlpo::PathSnapshot disk;
+    disk.name = "disk";
+    disk.state = "read_only";
+    disk.error = EROFS;
+    scene.snapshot.paths.push_back(disk);
+  });
+  outcome = with("0.7");
+  CHECK(outcome.code == 2);
+  CHECK(Has(outcome.err, "no other path takes what is written: 'disk' is read_only (Read-only file system)"));
+  // Somebody enables the path meanwhile.
+  std::thread other([&] {
+    for (size_t commands = 0; commands < 4; std::this_thread::sleep_for(std::chrono::milliseconds(5)))
+      scene.OnServerThread([&] { commands = scene.commands.size(); });
+    scene.OnServerThread([&] { scene.snapshot.paths[0].evacuating = false; });
+  });
+  outcome = with("60");
+  other.join();
+  CHECK(outcome.code == 1);
+  CHECK(Has(outcome.err, "ended"));
+  scene.OnServerThread([&] { scene.snapshot.paths[0].unreadable_blocks = 3; });
+  outcome = with("60");
+  CHECK(outcome.code == 2);
+  CHECK(Has(outcome.err, "3 blocks cannot be read"));
+}
+
 TEST_CASE("Ctl.DrainReachesTheDaemon") {
   ControlScene scene;
   scene.Start();
@@ -132,6 +271,32 @@ TEST_CASE("Ctl.DrainReachesTheDaemon") {
   CHECK(outcome.code == 0);
   CHECK(json::parse(outcome.out)["state"] == "draining");
   CHECK(scene.drains == 1);
+}
+
+TEST_CASE("Ctl.CheckpointsAreAskedFor") {
+  ControlScene scene;
+  scene.Start();
+  const Outcome all = Ctl({"checkpoint", "request", "--socket", scene.socket});
+  CHECK(all.code == 0);
+  CHECK(Has(all.out, "2 sessions"));
+  const Outcome one = Ctl({"checkpoint", "request", "--job", "mine", "--json", "--socket", scene.socket});
+  CHECK(json::parse(one.out)["sessions"] == 1);
+  const Outcome none = Ctl({"checkpoint", "request", "--job", "nobody", "--socket", scene.socket});
+  CHECK(none.code == 1);
+  CHECK(Has(none.err, "no session"));
+}
+
+// As whoever asks, without a daemon: by mlpo-daemon's own tool, which is looked for beside mlpo-ctl.
+TEST_CASE("Ctl.CheckpointsOfADirectoryAreListed") {
+  ScratchDir dir;
+  const Outcome list = Ctl({"checkpoint", "list", dir / "", "--json"});
+  INFO(list.err);
+  CHECK(list.code == 0);
+  CHECK(json::parse(list.out)["checkpoints"].empty());
+  const Outcome verify = Ctl({"checkpoint", "verify", dir / ""});
+  CHECK(verify.code == 1);
+  CHECK(Has(verify.err, "mlpo-daemon: "));
+  CHECK(Ctl({"checkpoint", "remove", dir / "", "../x"}).code == 1);
 }
 
 TEST_CASE("Ctl.NoDaemonIs69AndSaysWhatToDo") {
@@ -168,6 +333,13 @@ TEST_CASE("Ctl.WrongUsageIs64") {
                                              {"run", "--socket=/x", "--", "true"},
                                              {"run", "--ready-timeout", "x", "--", "true"},
                                              {"run", "--ready-timeout", "--", "true"},
+                                             {"checkpoint"},
+                                             {"checkpoint", "frob", "/x"},
+                                             {"checkpoint", "list"},
+                                             {"checkpoint", "list", "/x", "tag"},
+                                             {"checkpoint", "list", "/x", "--job", "j"},
+                                             {"checkpoint", "remove", "/x"},
+                                             {"checkpoint", "request", "/x"},
                                              {"--json", "run", "--", "true"}}) {
     const Outcome outcome = Ctl(arguments);
     INFO((arguments.empty() ? "" : arguments[0]) << ": " << outcome.err);

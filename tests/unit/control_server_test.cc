@@ -47,10 +47,27 @@ TEST_CASE("ControlServer.StatusHasTheNamesOthersRead") {
   const json reply = peer.Ask(R"({"jsonrpc":"2.0","id":"x","method":"status"})");
   CHECK(reply["id"] == "x");
   const json& status = reply["result"];
-  CHECK(Names(status) == std::set<std::string>{"state", "version", "node", "socket", "pid", "uptime_s", "adam_target",
-                                               "adam_workers", "workers_busy_s", "protocol_errors", "lost_wakeups",
-                                               "arenas_bytes", "arenas_limit_bytes", "totals", "steps", "sessions",
-                                               "paths", "pool"});
+  CHECK(Names(status) == std::set<std::string>{"state",
+                                               "version",
+                                               "node",
+                                               "socket",
+                                               "pid",
+                                               "uptime_s",
+                                               "adam_target",
+                                               "adam_workers",
+                                               "workers_busy_s",
+                                               "protocol_errors",
+                                               "lost_wakeups",
+                                               "log_lines_dropped",
+                                               "arenas_bytes",
+                                               "arenas_limit_bytes",
+                                               "totals",
+                                               "steps",
+                                               "sessions",
+                                               "quotas",
+                                               "checkpoints",
+                                               "paths",
+                                               "pool"});
   CHECK(status["state"] == "ready");
   CHECK(status["uptime_s"] == 12.5);
   CHECK(status["arenas_limit_bytes"] == 1ull << 40);
@@ -316,6 +333,67 @@ TEST_CASE("ControlServer.ATraceIsReadInOrderOnce") {
   CHECK(ErrorOf(ask("trace_read", R"({"trace":1,"from":0})")) == -32602);  // read: gone
 }
 
+TEST_CASE("ControlServer.CheckpointsSayHowFarTheyAre") {
+  ControlScene scene;
+  mlpo::CheckpointSnapshot part;
+  part.job = "mine";
+  part.uid = 65534;
+  part.rank = 1;
+  part.directory = "/ckpt";
+  part.tag = "step-9";
+  part.step = 9;
+  part.phase = "copying";
+  part.bytes = 1000;
+  part.copied_bytes = 250;
+  part.bound_s = 7.5;
+  scene.snapshot.checkpoints = {part, part};
+  scene.snapshot.checkpoints[1].uid = 4000;
+  scene.snapshot.checkpoint_totals = {5, 2, 1, 1250};
+  scene.Start();
+  RawPeer admin(scene.options.path);
+  const json told = admin.Call("status")["result"]["checkpoints"];
+  CHECK(told["begun"] == 5);
+  CHECK(told["saved"] == 2);
+  CHECK(told["failed"] == 1);
+  CHECK(told["copied_bytes"] == 1250);
+  REQUIRE(told["running"].size() == 2);
+  const json& first = told["running"].at(0);
+  CHECK(first["tag"] == "step-9");
+  CHECK(first["phase"] == "copying");
+  CHECK(first["copied_bytes"] == 250);
+  CHECK(first["bound_s"] == 7.5);
+  const std::string metrics = admin.Call("metrics")["result"]["text"];
+  CHECK(metrics.find("mlpo_checkpoint_parts_total{result=\"failed\"} 1") != std::string::npos);
+  CHECK(metrics.find("mlpo_checkpoint_parts_running 2") != std::string::npos);
+  if (!Root()) return;
+  REQUIRE(::chmod(scene.dir.path().c_str(), 0755) == 0);
+  const ThreadUid other(4000, {});
+  RawPeer peer(scene.options.path);
+  CHECK(peer.Call("status")["result"]["checkpoints"]["running"].size() == 1);
+}
+
+TEST_CASE("ControlServer.CheckpointsAreAskedOfOnesOwnSessions") {
+  ControlScene scene;
+  scene.Start();
+  const auto ask = [&](RawPeer& peer, const std::string& params) {
+    return peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"checkpoint_request","params":)" + params + "}");
+  };
+  RawPeer admin(scene.options.path);
+  CHECK(admin.Call("checkpoint_request")["result"]["sessions"] == 2);
+  CHECK(ask(admin, R"({"job":"other"})")["result"]["sessions"] == 1);
+  CHECK(ask(admin, R"({"job":"nobody's"})")["result"]["sessions"] == 0);
+  for (const char* wrong : {R"({"job":7})", R"({"jobs":"mine"})", R"(["mine"])"}) {
+    INFO(wrong);
+    CHECK(ErrorOf(ask(admin, wrong)) == -32602);
+  }
+  if (!Root()) return;
+  REQUIRE(::chmod(scene.dir.path().c_str(), 0755) == 0);
+  const ThreadUid other(4000, {});
+  RawPeer peer(scene.options.path);
+  CHECK(peer.Call("checkpoint_request")["result"]["sessions"] == 1);
+  CHECK(ask(peer, R"({"job":"mine"})")["result"]["sessions"] == 0);
+}
+
 TEST_CASE("ControlServer.ConnectionsAreLimitedAndComeBack") {
   ControlScene scene;
   scene.Start();
@@ -334,6 +412,76 @@ TEST_CASE("ControlServer.ConnectionsAreLimitedAndComeBack") {
     REQUIRE(attempt < 1000);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
+}
+
+TEST_CASE("ControlServer.CommandsForAPathAreChecked") {
+  ControlScene scene;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const auto ask = [&](const std::string& method, const std::string& params) {
+    return peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":")" + method + R"(","params":)" + params + "}");
+  };
+  for (const char* params :
+       {"{}", "[]", R"(["nvme"])", R"({"path":1})", R"({"path":"nvme","x":1})", R"({"x":"nvme"})"}) {
+    CAPTURE(params);
+    CHECK(ErrorOf(ask("paths_disable", params)) == -32602);
+  }
+  CHECK(ErrorOf(ask("paths_remove", R"({"path":"nvme"})")) == -32601);
+  CHECK(ErrorOf(ask("paths_", R"({"path":"nvme"})")) == -32601);
+  const json unknown = ask("paths_disable", R"({"path":"\u0000/x"})");
+  CHECK(ErrorOf(unknown) == -32004);
+  CHECK(ask("paths_disable", R"({"path":"nvme"})")["result"]["state"] == "disabled");
+  CHECK(peer.Call("paths")["result"]["paths"][0]["evacuation"].is_null());
+  CHECK(ask("paths_evacuate", R"({"path":"nvme"})")["result"]["total_bytes"] == 99);
+  const json evacuation = peer.Call("paths")["result"]["paths"][0]["evacuation"];
+  CHECK(evacuation == json::parse(R"({"total_bytes":99,"left_bytes":0,"unreadable_blocks":0,"done":true})"));
+}
+
+TEST_CASE("ControlServer.GcIsForAdministratorsAndItsParametersAreChecked") {
+  ControlScene scene;
+  scene.options.admin_group = 4242;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const auto ask = [&](const std::string& params) {
+    return peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":"gc","params":)" + params + "}");
+  };
+  for (const char* params : {R"([1])", R"({"dry_run":1})", R"({"node":null})", R"({"x":true})"}) {
+    CAPTURE(params);
+    CHECK(ErrorOf(ask(params)) == -32602);
+  }
+  CHECK(peer.Call("gc")["result"]["removed"].empty());
+  CHECK(ask(R"({"dry_run":true,"node":"n7"})").contains("result"));
+  scene.OnServerThread([&] { CHECK(scene.commands == std::vector<std::string>{"gc ", "dry gc n7"}); });
+  if (!Root()) return;
+  REQUIRE(::chmod(scene.dir.path().c_str(), 0755) == 0);
+  std::unique_ptr<RawPeer> stranger;
+  {
+    ThreadUid as(65534, {65534});
+    stranger = std::make_unique<RawPeer>(scene.options.path);
+  }
+  CHECK(ErrorOf(stranger->Call("gc")) == -32001);
+}
+
+TEST_CASE("ControlServer.PathsSayWhatIsWrongWithThem") {
+  ControlScene scene;
+  scene.snapshot.taken_ns = 5'000'000'000;
+  scene.snapshot.paths[0].error = ENOSPC;
+  scene.snapshot.paths[0].state_since_ns = 3'500'000'000;
+  scene.snapshot.paths[0].probes = 7;
+  scene.snapshot.paths[0].failed_probes = 6;
+  scene.snapshot.paths[0].scratch_bytes = 4096;
+  scene.snapshot.paths[0].evacuating = true;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const json path = peer.Call("paths")["result"]["paths"][0];
+  CHECK(path["error"] == "No space left on device");
+  CHECK(path["state_s"] == 1.5);
+  CHECK(path["probes"] == 7);
+  CHECK(path["failed_probes"] == 6);
+  const std::string metrics = peer.Call("metrics")["result"]["text"];
+  CHECK(metrics.find("mlpo_path_probes_total{path=\"nvme\"} 7\n") != std::string::npos);
+  CHECK(metrics.find("mlpo_path_probe_failures_total{path=\"nvme\"} 6\n") != std::string::npos);
+  CHECK(metrics.find("mlpo_path_evacuation_left_bytes{path=\"nvme\"} 4194\n") != std::string::npos);
 }
 
 TEST_CASE("C30_ControlServer.OthersSeeTheirOwnSessionsAndCommandNothing") {
@@ -363,6 +511,14 @@ TEST_CASE("C30_ControlServer.OthersSeeTheirOwnSessionsAndCommandNothing") {
   CHECK(scene.drains == 0);
   CHECK(ErrorOf(stranger->Call("doctor")) == -32001);
   CHECK(scene.examinations == 0);
+  for (const std::string command : {"disable", "enable", "evacuate"}) {
+    const std::string line = R"({"jsonrpc":"2.0","id":1,"method":"paths_)" + command + R"(","params":{"path":"nvme"}})";
+    CHECK(ErrorOf(stranger->Ask(line)) == -32001);
+    CHECK(admin->Ask(line).contains("result"));
+  }
+  scene.OnServerThread([&] {
+    CHECK(scene.commands == std::vector<std::string>{"disable nvme", "enable nvme", "evacuate nvme"});
+  });
   CHECK(admin->Call("doctor")["result"]["state"] == "fine");
   const std::string metrics = stranger->Call("metrics")["result"]["text"];
   CHECK(metrics.find("mlpo_session_parameters{job=\"mine\",rank=\"1\",uid=\"65534\"} 268000000\n") !=

@@ -1,7 +1,8 @@
-"""Man pages, bash completion and the example configuration say what the programs say: nothing missing, nothing extra.
+"""Man pages, bash completion and the example configuration say what the programs say: nothing missing, nothing extra. The
+runbook has each warning of the daemon's log and each alert.
 
 Arguments: the folder of the programs, the repository. Flags and subcommands are taken from --help, keys and defaults from
-mlpo-daemon --print-config.
+mlpo-daemon --print-config, events from the sources.
 """
 
 from __future__ import annotations
@@ -99,16 +100,20 @@ class Programs(unittest.TestCase):
         daemon = flags_in_help(help_of("mlpo-daemon"))
         self.assertEqual(completions("mlpo-daemon", "--") - {"--help"}, daemon)
         own = flags_in_help(help_of("mlpo-ctl"))
-        to_run = daemon - {"--socket", "--check-config", "--print-config", "--doctor", "--version"}
+        others = {"--check-config", "--print-config", "--doctor", "--gc", "--gc-node", "--dry-run", "--version"}
+        to_run = daemon - others - {"--socket"}
         for program in ("mlpo-ctl", "mlpo-bench"):
             self.assertEqual(completions(program, ""), set(subcommands(program)))
             for name in subcommands(program):
                 with self.subTest(f"{program} {name}"):
                     expected = flags_in_help(help_of(program, name))
                     if program == "mlpo-ctl":
-                        expected |= to_run if name in ("run", "doctor") else own
+                        expected |= to_run if name in ("run", "doctor", "gc") else own
                     self.assertEqual(completions(program, name, "--") - {"--help"}, expected)
         self.assertEqual(completions("mlpo-ctl", "--socket", "run", "--timeout", "5", "sta"), {"status"})
+        self.assertEqual(completions("mlpo-ctl", "paths", ""), {"disable", "enable", "evacuate"})
+        self.assertEqual(completions("mlpo-ctl", "paths", "evacuate", "x", "--"), {"--help", "--wait"} | own)
+        self.assertEqual(completions("mlpo-ctl", "checkpoint", "r"), {"remove", "request"})
         self.assertEqual(completions("mlpo-bench", "train", "--grad", "b"), {"bfloat16"})
         folder = str(REPO / "deploy")
         self.assertIn(f"{folder}/man", completions("mlpo-daemon", "--path", f"{folder}/"))
@@ -157,6 +162,25 @@ class Configuration(unittest.TestCase):
                 command = [BIN / "mlpo-daemon", "--config", file.name, "--check-config"]
                 checked = subprocess.run(command, env=CLEAN, timeout=60, capture_output=True, text=True)
             self.assertEqual(checked.returncode, 0, checked.stderr)
+
+
+class Runbook(unittest.TestCase):
+    page = (REPO / "deploy" / "README.md").read_text()
+
+    def test_it_has_each_warning_and_no_event_that_there_is_not(self) -> None:
+        sources = "".join(path.read_text() for path in sorted((REPO / "daemon").rglob("*.cc")))
+        warnings = set(re.findall(r'spdlog::(?:warn|error|critical)\(\s*"event=(\w+)', sources))
+        named = set(re.findall(r"event=(\w+)", self.page))
+        self.assertGreater(len(warnings), 50)
+        self.assertEqual(warnings - named, set())
+        # Some names are chosen where they are logged.
+        self.assertEqual({name for name in named if not re.search(rf"\b{name}\b", sources)}, set())
+
+    def test_it_has_each_alert_and_none_that_there_is_not(self) -> None:
+        rules = (REPO / "deploy" / "prometheus" / "mlpo.rules.yml").read_text()
+        alerts = re.findall(r"^ +- alert: (\w+)$", rules, re.M)
+        self.assertEqual(len(alerts), len(set(alerts)))
+        self.assertEqual(set(re.findall(r"\bMlpo[A-Z]\w+", self.page)), set(alerts))
 
 
 if __name__ == "__main__":

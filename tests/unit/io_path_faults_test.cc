@@ -117,6 +117,34 @@ TEST_CASE("C10_FailedReadIsNeverData") {
   CHECK(HasPattern(io.pool->data(1), kBytes, 1, kOffset));
 }
 
+// What a disk, a cable or a controller may do to the bytes on their way.
+TEST_CASE("IoFaults.ChangesWhatOneReadBrings") {
+  class OneBit : public IoFaults {
+   public:
+    std::atomic<uint64_t> offset{0};  // of the byte in the file; 0: none
+    void DataRead(uint64_t at, std::byte* data, size_t bytes) override {
+      const uint64_t wanted = offset.load();
+      if (wanted < at || wanted - at >= bytes) return;
+      data[wanted - at] ^= std::byte{0x10};
+      offset = 0;
+    }
+  };
+  const std::string engine = GENERATE("io_uring", "threads");
+  const uint64_t byte = GENERATE(0, 16383, 16384, 65535);
+  ScratchFolder folder;
+  OneBit faults;
+  QueueFixture io(With(folder, engine, &faults));
+  FillPattern(io.pool->data(0), kBytes, 1, kOffset);
+  REQUIRE(io.Do(Direction::kWrite, 0, kOffset, kBytes).error == 0);
+  faults.offset = kOffset + byte;
+  REQUIRE(io.Do(Direction::kRead, 1, kOffset, kBytes).error == 0);
+  CHECK_FALSE(HasPattern(io.pool->data(1), kBytes, 1, kOffset));
+  io.pool->data(1)[byte] ^= std::byte{0x10};
+  CHECK(HasPattern(io.pool->data(1), kBytes, 1, kOffset));  // nothing else
+  REQUIRE(io.Do(Direction::kRead, 1, kOffset, kBytes).error == 0);
+  CHECK(HasPattern(io.pool->data(1), kBytes, 1, kOffset));
+}
+
 TEST_CASE("PathQueue.InterruptedAndAgainAreRepeated") {
   const std::string engine = GENERATE("io_uring", "threads");
   const int error = GENERATE(EINTR, EAGAIN);

@@ -1,15 +1,23 @@
 // A path's state files: header, space, removal, and what clean-up leaves alone.
 #include <fcntl.h>
+#include <sys/inotify.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
+#include "daemon/base/unique_fd.h"
 #include "daemon/io/file_header.h"
 #include "daemon/io/path.h"
 #include "tests/support/catch.h"
@@ -144,6 +152,44 @@ TEST_CASE("Path.NoSpaceIsRefusedWithTheFiguresAndTakesNothing") {
   CHECK(path->Reserve(*file, 4 << 20).ok());
 }
 
+// More may be in a file than was reserved in it: what has no place elsewhere. A reservation that fails leaves that
+// there.
+TEST_CASE("C11_Path.AReservationThatFailsCutsNothing") {
+  constexpr size_t kPage = 4096;
+  constexpr off_t kBeyond = 4 << 20;
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  Result<FileId> other = path->CreateFile({1000, "job", 4, 7});
+  REQUIRE((file.ok() && other.ok()));
+  REQUIRE(path->Reserve(*file, 1 << 20, /*unused=*/true).ok());
+  const int fd = path->descriptor(*file);
+  const std::unique_ptr<std::byte[], void (*)(void*)> page(static_cast<std::byte*>(std::aligned_alloc(kPage, kPage)),
+                                                           std::free);
+  std::memset(page.get(), 7, kPage);
+  REQUIRE(::pwrite(fd, page.get(), kPage, kBeyond) == kPage);
+  const auto old_handler = std::signal(SIGXFSZ, SIG_IGN);
+  rlimit old{};
+  REQUIRE(::getrlimit(RLIMIT_FSIZE, &old) == 0);
+  const rlimit lowered{8 << 20, old.rlim_max};
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &lowered) == 0);
+  const Status refused = path->Reserve(*file, 16 << 20);
+  const Status unused = path->Reserve(*other, 16 << 20, /*unused=*/true);
+  REQUIRE(::setrlimit(RLIMIT_FSIZE, &old) == 0);
+  std::signal(SIGXFSZ, old_handler);
+  CHECK(refused.code() == -EFBIG);
+  CHECK(unused.code() == -EFBIG);
+  std::memset(page.get(), 0, kPage);
+  REQUIRE(::pread(fd, page.get(), kPage, kBeyond) == kPage);
+  CHECK(std::all_of(page.get(), page.get() + kPage, [](std::byte byte) { return byte == std::byte{7}; }));
+  struct stat st {};
+  REQUIRE(::fstat(path->descriptor(*other), &st) == 0);
+  CHECK(st.st_size == 4096);
+  REQUIRE(path->Reserve(*file, 2 << 20).ok());  // nor does one that succeeds
+  REQUIRE(::fstat(fd, &st) == 0);
+  CHECK(st.st_size == kBeyond + static_cast<off_t>(kPage));
+}
+
 // ext2 has no fallocate: what is promised counts as used until it is written, and then only once.
 TEST_CASE("Path.WithoutFallocateSpaceIsPromisedOnce") {
   LoopFileSystem loop("ext2", 512, 64);
@@ -162,7 +208,7 @@ TEST_CASE("Path.WithoutFallocateSpaceIsPromisedOnce") {
   constexpr uint64_t kPromised = 16 << 20;
   const uint64_t free_before = path->AvailableBytes();
   REQUIRE(free_before > 2 * kPromised);
-  REQUIRE(path->Reserve(*file, kPromised).ok());
+  REQUIRE(path->Reserve(*file, kPromised, /*unused=*/true).ok());
   struct stat st {};
   REQUIRE(::fstat(fd, &st) == 0);
   CHECK(st.st_size == 4096 + static_cast<off_t>(kPromised));
@@ -178,6 +224,10 @@ TEST_CASE("Path.WithoutFallocateSpaceIsPromisedOnce") {
   for (int i = 0; i < 8; ++i) REQUIRE(::pwrite(fd, page.get(), 1 << 20, 4096 + (i << 20)) == 1 << 20);
   REQUIRE(::fsync(fd) == 0);
   CHECK(near(path->AvailableBytes(), free_before - kPromised));  // written: used, no longer promised
+  REQUIRE(::pwrite(fd, page.get(), 1 << 20, 40 << 20) == 1 << 20);
+  REQUIRE(path->Reserve(*file, kPromised + (1 << 20)).ok());
+  REQUIRE(::fstat(fd, &st) == 0);
+  CHECK(st.st_size == 41 << 20);  // what was written beyond it is not cut
 }
 
 TEST_CASE("Path.RemoveFileLeavesNothingAndNumbersAreNotReused") {
@@ -204,6 +254,30 @@ TEST_CASE("Path.RemoveFileLeavesNothingAndNumbersAreNotReused") {
   CHECK_FALSE(fs::exists(NodeFolder(folder) + "/1000-job"));
 }
 
+// On NFS a file that is unlinked while it is open stays in its folder under another name.
+TEST_CASE("Path.AFileIsClosedBeforeItIsRemoved") {
+  const bool at_end = GENERATE(false, true);  // of the path, or of the session
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  const UniqueFd watch(::inotify_init1(IN_NONBLOCK | IN_CLOEXEC));
+  REQUIRE(watch);
+  // Of the file itself, whatever its name: unlinking changes its number of links.
+  const std::string name = NodeFolder(folder) + "/1000-job/3-7/state";
+  REQUIRE(::inotify_add_watch(watch.get(), name.c_str(), IN_CLOSE_WRITE | IN_ATTRIB | IN_DELETE_SELF) >= 0);
+  if (at_end) {
+    path.reset();
+  } else {
+    CHECK(path->RemoveFile(*file).ok());
+  }
+  CHECK_FALSE(fs::exists(name));
+  alignas(inotify_event) char events[4096];
+  const ssize_t bytes = ::read(watch.get(), events, sizeof events);
+  REQUIRE(bytes >= static_cast<ssize_t>(sizeof(inotify_event)));
+  CHECK(reinterpret_cast<const inotify_event*>(events)->mask == IN_CLOSE_WRITE);
+}
+
 TEST_CASE("Path.SameOwnerTwiceIsRefusedAndTheFirstStays") {
   ScratchFolder folder;
   std::unique_ptr<Path> path = OpenPath(folder.path());
@@ -212,6 +286,54 @@ TEST_CASE("Path.SameOwnerTwiceIsRefusedAndTheFirstStays") {
   CHECK(path->CreateFile(kOwner).status().code() == -EEXIST);
   CHECK(fs::exists(NodeFolder(folder) + "/1000-job/3-7/state"));
   CHECK(CheckFileHeader(path->descriptor(*file), {"node", ::geteuid(), kOwner}).ok());
+}
+
+// A file as a killed daemon leaves it.
+void Leave(const std::string& place, const FileIdentity& identity) {
+  fs::create_directories(fs::path(place).parent_path());
+  const HeaderPage page = MakeFileHeader(identity);
+  std::ofstream file(place, std::ios::binary);
+  file.write(reinterpret_cast<const char*>(page.bytes.data()), static_cast<std::streamsize>(page.bytes.size()));
+  file << std::string(100'000, 's');
+  REQUIRE(file.good());
+}
+
+// Whatever has our file's name at its end is removed only if it is ours.
+TEST_CASE("C14_FileThatSomebodyPutInItsPlaceStays") {
+  const std::string kind = GENERATE("foreign", "plain", "link", "folder");
+  const bool at_end = GENERATE(false, true);  // of the path, or of the session
+  ScratchFolder folder, elsewhere;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  const std::string name = NodeFolder(folder) + "/1000-job/3-7/state";
+  REQUIRE(fs::remove(name));
+  if (kind == "foreign") Leave(name, {"node", ::geteuid(), {1000, "job", 3, 8}});  // of another generation
+  if (kind == "plain") std::ofstream(name) << "somebody's";
+  if (kind == "link") fs::create_symlink(elsewhere.path() + "/mine", name);
+  if (kind == "folder") fs::create_directory(name);
+  INFO(kind);
+  if (at_end) {
+    path.reset();
+  } else {
+    const Status removed = path->RemoveFile(*file);
+    CHECK(removed.code() < 0);
+    CHECK(removed.message().find(name) != std::string::npos);
+  }
+  CHECK(fs::exists(fs::symlink_status(name)));
+}
+
+// The same file under another number, as some network file systems give it: its header says whose it is.
+TEST_CASE("Path.OwnFileWithAnotherNumberGoes") {
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  const std::string name = NodeFolder(folder) + "/1000-job/3-7/state";
+  fs::copy_file(name, name + ".copy");
+  fs::rename(name + ".copy", name);
+  CHECK(path->RemoveFile(*file).ok());
+  CHECK_FALSE(fs::exists(NodeFolder(folder) + "/1000-job"));
 }
 
 TEST_CASE("C30_JobNamesThatAreNotFolderNamesAreRefused") {
@@ -235,14 +357,74 @@ TEST_CASE("C30_LinkInPlaceOfAJobFolderIsNotFollowed") {
   CHECK(fs::is_empty(elsewhere.path()));
 }
 
-// A file as a killed daemon leaves it.
-void Leave(const std::string& place, const FileIdentity& identity) {
-  fs::create_directories(fs::path(place).parent_path());
-  const HeaderPage page = MakeFileHeader(identity);
-  std::ofstream file(place, std::ios::binary);
-  file.write(reinterpret_cast<const char*>(page.bytes.data()), static_cast<std::streamsize>(page.bytes.size()));
-  file << std::string(100'000, 's');
-  REQUIRE(file.good());
+TEST_CASE("Path.ReleasedItCanBeAnothersAndBeTakenBack") {
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  CHECK(path->Release().code() == -EBUSY);
+  CHECK(path->Retake().ok());  // it was not released
+  REQUIRE(path->RemoveFile(*file).ok());
+  REQUIRE(path->Release().ok());
+  CHECK(path->AvailableBytes() == 0);
+  CHECK_FALSE(path->CreateFile(kOwner).ok());
+  CHECK_FALSE(path->Probe(1 << 20, 0).ok());
+  CHECK(path->CollectGarbage(false).ok());  // there is nothing that it would know
+  {
+    std::unique_ptr<Path> another = OpenPath(folder.path());
+    const Status held = path->Retake();
+    CHECK(held.code() == -EBUSY);
+    CHECK(held.message().find("pid=") != std::string::npos);
+    CHECK(path->AvailableBytes() == 0);
+  }
+  Leave(NodeFolder(folder) + "/1000-job/1-7/state", {"node", ::geteuid(), {1000, "job", 1, 7}});
+  REQUIRE(path->Retake().ok());
+  CHECK_FALSE(fs::exists(NodeFolder(folder) + "/1000-job"));
+  CHECK(path->CreateFile(kOwner).ok());
+  CHECK(path->Probe(1 << 20, 0).ok());
+}
+
+// Threads of checkpoints ask for the folder while the keeper gives it back and takes it again.
+TEST_CASE("Path.ItsFolderCanBeAskedForWhileItIsTakenBack") {
+  ScratchFolder folder;
+  std::unique_ptr<Path> path = OpenPath(folder.path());
+  std::atomic<bool> ended{false};
+  uint64_t opened = 0, refused = 0, wrong = 0;
+  std::thread asking([&] {
+    while (!ended.load()) {
+      const Result<UniqueFd> node = path->OpenFolder();
+      ++(node.ok() ? opened : refused);
+      wrong += !node.ok() && node.status().message() != NodeFolder(folder) + " has been evacuated";
+    }
+  });
+  Status status;
+  for (int i = 0; i < 50 && status.ok(); ++i) {
+    status = path->Release();
+    if (status.ok()) status = path->Retake();
+  }
+  ended.store(true);
+  asking.join();
+  CHECK(status.ok());
+  CHECK(wrong == 0);
+  CHECK(opened + refused > 0);
+}
+
+TEST_CASE("Path.ReleasedItCanBeUnmounted") {
+  ScratchFolder point;
+  ScratchMount tmpfs("tmpfs", point.path(), "tmpfs", 0, "size=4m");
+  if (!tmpfs.ok()) {
+    WARN("skipped: mounting a tmpfs needs root");
+    return;
+  }
+  std::unique_ptr<Path> path = OpenPath(point.path());
+  CHECK((::umount2(point.path().c_str(), 0) == -1 && errno == EBUSY));
+  REQUIRE(path->Release().ok());
+  REQUIRE(::umount2(point.path().c_str(), 0) == 0);
+  ScratchMount again("tmpfs", point.path(), "tmpfs", 0, "size=8m");
+  REQUIRE(again.ok());
+  CHECK(path->Retake().ok());
+  CHECK(path->AvailableBytes() > (4 << 20));
+  CHECK(path->CreateFile(kOwner).ok());
 }
 
 TEST_CASE("C14_CleanUpRemovesOnlyWhatIsOurs") {
@@ -292,6 +474,37 @@ TEST_CASE("C14_CleanUpRemovesOnlyWhatIsOurs") {
   }
   CHECK(fs::exists(elsewhere.path() + "/state"));
   CHECK(fs::exists(other + "/1000-job/1-7/state"));
+}
+
+TEST_CASE("Path.AFileThatIsHandedOverIsNobodysToRemoveAndTakesNoCapacity") {
+  ScratchFolder folder, target;
+  std::unique_ptr<Path> path = OpenPath(folder.path(), 16 << 20);
+  Result<FileId> file = path->CreateFile(kOwner);
+  REQUIRE(file.ok());
+  REQUIRE(path->Reserve(*file, 8 << 20).ok());
+  const int fd = path->descriptor(*file);
+  const auto refuses = [](const Path::Leaving&) { return Status(-EXDEV, "elsewhere"); };
+  CHECK(path->HandOver(*file, refuses).code() == -EXDEV);
+  CHECK(path->ReservedBytes() == 8 << 20);
+  const std::string moved_to = target.path() + "/data";
+  const auto moves = [&](const Path::Leaving& leaving) -> Status {
+    CHECK(leaving.fd == fd);
+    CHECK(leaving.owner.generation == kOwner.generation);
+    CHECK(leaving.shown == NodeFolder(folder) + "/1000-job/3-7/state");
+    if (::renameat(leaving.folder_fd, leaving.name.c_str(), AT_FDCWD, moved_to.c_str()) != 0)
+      return Status::Errno(errno, "renaming");
+    return Status();
+  };
+  const Status moved = path->HandOver(*file, moves);
+  INFO(moved.message());
+  REQUIRE(moved.ok());
+  CHECK(path->ReservedBytes() == 0);
+  CHECK(!fs::exists(NodeFolder(folder) + "/1000-job/3-7"));
+  CHECK(path->descriptor(*file) == fd);  // what is in it can still be read
+  CHECK(CheckFileHeader(fd, {"node", ::geteuid(), kOwner}).ok());
+  CHECK(path->HandOver(*file, moves).code() == -ENOENT);
+  CHECK(path->RemoveFile(*file).ok());
+  CHECK(fs::exists(moved_to));
 }
 
 }  // namespace

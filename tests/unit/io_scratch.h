@@ -12,10 +12,16 @@
 
 namespace mlpo::test {
 
+// $TMPDIR, else /tmp.
+inline std::string TemporaryFolder() {
+  const char* given = std::getenv("TMPDIR");
+  return given != nullptr && *given != 0 ? given : "/tmp";
+}
+
 // A new folder under `parent`, removed with everything in it.
 class ScratchFolder {
  public:
-  explicit ScratchFolder(const std::string& parent = "/tmp") {
+  explicit ScratchFolder(const std::string& parent = TemporaryFolder()) {
     std::string name = parent + "/mlpo-io-test-XXXXXX";
     if (::mkdtemp(name.data()) == nullptr) {
       std::perror(name.c_str());
@@ -56,11 +62,11 @@ class ScratchMount {
   bool ok_;
 };
 
-// A file system of `type` on a loop device with the given sector size.
+// A file system of `type` on a loop device with the given sector size, mounted with `options`.
 class LoopFileSystem {
  public:
-  LoopFileSystem(const std::string& type, int sector_bytes, int megabytes)
-      : reason_(SetUp(type, sector_bytes, megabytes)) {}
+  LoopFileSystem(const std::string& type, int sector_bytes, int megabytes, const std::string& options = "")
+      : reason_(SetUp(type, sector_bytes, megabytes, options)) {}
   ~LoopFileSystem() {
     mount_.reset();
     if (!device_.empty()) RunQuietly("losetup --detach " + device_);
@@ -71,11 +77,13 @@ class LoopFileSystem {
   bool ok() const { return reason_.empty(); }
   const std::string& reason() const { return reason_; }
   const std::string& point() const { return mount_->point(); }
+  const std::string& device() const { return device_; }  // "/dev/loop3"
+  std::string image() const { return folder_.path() + "/image"; }
 
  private:
   // "", or why this machine does not let us.
-  std::string SetUp(const std::string& type, int sector_bytes, int megabytes) {
-    const std::string image = folder_.path() + "/image", point = folder_.path() + "/mount";
+  std::string SetUp(const std::string& type, int sector_bytes, int megabytes, const std::string& options) {
+    const std::string image = this->image(), point = folder_.path() + "/mount";
     std::filesystem::create_directory(point);
     if (::geteuid() != 0) return "loop devices need root";
     if (!RunQuietly("truncate -s " + std::to_string(megabytes) + "M " + image)) return "no room for an image";
@@ -89,7 +97,7 @@ class LoopFileSystem {
     device_ = device;
     device_.pop_back();
     if (!RunQuietly("mkfs." + type + " -q " + device_)) return "mkfs." + type + " does not work here";
-    mount_ = std::make_unique<ScratchMount>(device_, point, type.c_str(), 0, "");
+    mount_ = std::make_unique<ScratchMount>(device_, point, type.c_str(), 0, options.c_str());
     return mount_->ok() ? "" : "mounting " + type + " does not work here";
   }
 

@@ -93,3 +93,32 @@ TEST_CASE("Hang.TheOtherPathGoesOnAtItsSpeed") {
     }
   }
 }
+
+// Who comes after it is told not to wait, once; the session goes when its I/O comes back.
+TEST_CASE("Hang.AnEndedSessionWhoseIoHangsIsNotWaitedFor") {
+  for (const bool hangs : {true, false}) {
+    CAPTURE(hangs);
+    const std::vector<FakeTier::PathSpeed> speeds = {kFast, kSlow};
+    FakeTier tier(SimulatedOptions(8, speeds), speeds, {3'500'000, 300'000, 2});
+    Begin(tier, 4, 400);
+    EndStep(tier, BeginStep(tier, 4, 1));
+    BeginStep(tier, 4, 2);
+    tier.Wait(kSecond);
+    const FakeTier::PathSpeed slow = {2e3, 2e3, 0.5};  // six seconds a block: it moves
+    for (PathIndex path = 0; path < 2; ++path)
+      tier.ChangeSpeed(path, tier.now_ns(), hangs ? FakeTier::PathSpeed{0, 0, 0.5} : slow);
+    REQUIRE(tier.counts(0).in_flight + tier.counts(1).in_flight > 0);
+    tier.EndSession(1);
+    tier.Wait(8 * kSecond);
+    CHECK(tier.hanging.empty());
+    tier.Wait(4 * kSecond);
+    CHECK(tier.hanging == (hangs ? std::vector<SessionId>{1} : std::vector<SessionId>{}));
+    tier.Wait(20 * kSecond);
+    CHECK(tier.hanging.size() == (hangs ? 1 : 0));
+    CHECK(tier.gone(1) == !hangs);
+    for (PathIndex path = 0; path < 2; ++path) tier.ChangeSpeed(path, tier.now_ns(), speeds[path]);
+    tier.RunUntilQuiet();
+    CHECK(tier.gone(1));
+    CHECK(tier.violation() == "");
+  }
+}

@@ -291,7 +291,8 @@ TEST_CASE("Scheduler.AFailedReadFailsTheUpdateAndTheSameUpdateGoesOn") {
   CHECK(tier.violation() == "");
 }
 
-// Nobody has asked for them: what could not be read ahead is left until somebody does.
+// Nobody has asked for them: what could not be read ahead is left until somebody does, also when probes have found the
+// path well meanwhile, and others are read ahead.
 TEST_CASE("Scheduler.AReadAheadThatFailsIsNotRepeated") {
   FakeTier tier(MakeOptions(8, 2), std::vector<FakeTier::PathSpeed>(2));
   tier.AddSubgroup(1, 1, {40 * kBlock});
@@ -303,11 +304,12 @@ TEST_CASE("Scheduler.AReadAheadThatFailsIsNotRepeated") {
   std::map<std::pair<PathIndex, uint64_t>, int> reads;
   tier.on_transfer = [&](const Transfer& t) { reads[{t.path, t.offset}] += t.direction == Direction::kRead; };
   for (const PathIndex path : {0, 1}) {
-    tier.SetFault(path, [](const Transfer& t) { return t.direction == Direction::kRead ? EIO : 0; });
+    tier.SetFault(path, [](const Transfer& t) { return t.id != 0 && t.direction == Direction::kRead ? EIO : 0; });
   }
   for (int i = 0; i < 10'000 && tier.Step(); ++i) {
   }
   tier.Wait(60'000'000'000);
+  CHECK(reads.size() >= 4);
   int most = 0;
   for (const auto& [place, count] : reads) most = std::max(most, count);
   CHECK(most == 1);
@@ -346,6 +348,7 @@ TEST_CASE("Scheduler.NoPathLeftIsAnErrorWithinItsTime") {
   CHECK(tier.completion(stuck).failure.status == MLPO_E_IO);
   CHECK(tier.completion(stuck).failure.os_errno == EFBIG);
   CHECK(tier.completion(stuck).failure.text.find("'path' is full") != std::string::npos);
+  CHECK(tier.completion(stuck).failure.text.find("LimitFSIZE=") != std::string::npos);
   full = false;
   tier.Wait(3'000'000'000);
   const uint64_t again = tier.Update(1, 1, 1);

@@ -40,6 +40,39 @@ TEST_CASE("Coverage.FindsGapsAndOverlaps") {
   CHECK(coverage.pieces().size() == 2);  // those of one kind have grown together
 }
 
+// Against a set of elements.
+TEST_CASE("Coverage.RemovesWhatItHasOfARange") {
+  constexpr uint64_t kNumel = 24;
+  for (uint64_t first = 0; first <= kNumel; ++first) {
+    for (uint64_t count = 0; first + count <= kNumel; ++count) {
+      Coverage coverage(kNumel);
+      std::vector<uint32_t> kinds(kNumel);
+      uint64_t at = 0;
+      const auto add = [&](uint64_t from, uint64_t end, uint32_t kind) {
+        REQUIRE(coverage.Add(from, end - from, kind, &at) == Coverage::Outcome::kAdded);
+        std::fill(kinds.begin() + static_cast<ptrdiff_t>(from), kinds.begin() + static_cast<ptrdiff_t>(end), kind);
+      };
+      add(2, 8, MLPO_PIECE_VALUE);
+      add(8, 11, MLPO_PIECE_ZERO);
+      add(14, 15, MLPO_PIECE_VALUE);
+      add(18, 24, MLPO_PIECE_VALUE);
+      coverage.Remove(first, count);
+      std::fill(kinds.begin() + static_cast<ptrdiff_t>(first), kinds.begin() + static_cast<ptrdiff_t>(first + count),
+                0);
+      std::vector<uint32_t> covered(kNumel);
+      for (const auto& [from, piece] : coverage.pieces()) {
+        for (uint64_t i = from; i < piece.end; ++i) covered[i] = piece.kind;
+      }
+      CAPTURE(first, count);
+      CHECK(covered == kinds);
+      for (uint64_t i = 0; i < kNumel; ++i) {
+        if (kinds[i] == 0) REQUIRE(coverage.Add(i, 1, MLPO_PIECE_VALUE, &at) == Coverage::Outcome::kAdded);
+      }
+      CHECK(coverage.complete());
+    }
+  }
+}
+
 TEST_CASE("Coverage.RefusesMorePiecesThanItKeeps") {
   Coverage coverage(4 * Coverage::kMaxPieces);
   uint64_t at = 0;

@@ -104,6 +104,8 @@ struct mlpo_client_info {
   uint64_t lost_wakeups; /* work found by a time-out rather than a wake-up: 0 unless there is a bug */
   const char* socket;    /* valid as long as the client */
   const char* job;       /* likewise */
+  uint32_t daemon_uid;   /* whose daemon it is */
+  uint32_t reserved;
 };
 MLPO_API int mlpo_client_info(mlpo_client* client, struct mlpo_client_info* info);
 /* 0 while the session lives, else why it ended (the text by mlpo_last_error). */
@@ -313,6 +315,84 @@ MLPO_API int mlpo_object_delete(mlpo_client* client, const char* name, int64_t t
  * -EPROTO with the daemon's message on a JSON-RPC error. Needs no session. */
 MLPO_API int mlpo_control(const char* socket, const char* method, const char* params, int64_t timeout_ns, char** json);
 MLPO_API void mlpo_free(void* memory);
+
+/* ---- Checkpoints ----
+ * All ranks of a job save under one tag; each rank's part is complete by itself, the checkpoint when all are. begin
+ * makes the files; take ends when the state is as it will be saved, and training may go on (it may already while take
+ * waits: what is submitted after it is not in the checkpoint); saved ends when this rank's part is durable. One
+ * checkpoint of a client at a time.
+ *
+ * Restoring fills subgroups by the names and global shapes of their tensors, whatever number of ranks saved them, and
+ * leaves the rounded parameters in the slots: begin, mlpo_submit_restore of each subgroup, end. */
+struct mlpo_checkpoint_options {
+  size_t struct_size;
+  const char* directory; /* absolute; it is there */
+  const char* tag;       /* [A-Za-z0-9_][A-Za-z0-9._-]{0,127} */
+  uint64_t step;
+  const uint8_t* attempt; /* 16 bytes, the same for all ranks of one save, new for each; NULL: the daemon chooses, if
+                             all ranks are connected to it */
+  uint32_t overwrite;     /* 1: a complete checkpoint under the tag goes when this one is complete; else -EEXIST */
+  uint32_t reserved;
+  const int* files; /* NULL: the daemon makes the files, and must run as this user. Else two descriptors, of empty files
+                       of this user that are open for reading and writing: the part's data and its manifest. They stay
+                       the caller's, who gives them their names (daemon/checkpoint/README.md) when saved has ended, and
+                       makes that durable, with a lock on the data meanwhile (proto/FORMAT.md, Checkpoints); directory
+                       and overwrite mean nothing then. Not memory: -EINVAL. */
+};
+#define MLPO_CHECKPOINT_OPTIONS_INIT \
+  { sizeof(struct mlpo_checkpoint_options), NULL, NULL, 0, NULL, 0, 0, NULL }
+
+struct mlpo_checkpoint_info {
+  size_t struct_size;
+  uint64_t bytes; /* that are copied at most */
+  uint32_t handle;
+  uint32_t reserved;
+  uint8_t attempt[16];
+};
+/* Errors: -EEXIST, -EBUSY this client's last one has not ended, -ENOSPC with the figures, -EPERM the daemon is another
+ * user's and no files were given, -EINVAL, -ETIMEDOUT. */
+MLPO_API int mlpo_checkpoint_begin(mlpo_client* client, const struct mlpo_checkpoint_options* options,
+                                   int64_t timeout_ns, struct mlpo_checkpoint_info* info);
+/* Result: value is the bytes that are being copied. MLPO_ERR_SLOT_BUSY: a window is open; MLPO_ERR_TORN. -ESTALE:
+ * subgroups were registered since begin; abandon it, and begin anew. MLPO_ERR_IO: a path does not answer, or cannot be
+ * written; this checkpoint has failed, and training goes on. */
+MLPO_API int mlpo_checkpoint_take(mlpo_client* client, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
+/* Result: value is 1 if the parts of all ranks are there. */
+MLPO_API int mlpo_checkpoint_saved(mlpo_client* client, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
+/* Gives it up: nothing of it stays. -EALREADY: it is too late, all has been copied and is being made durable; saved
+ * says how that ends. */
+MLPO_API int mlpo_checkpoint_abandon(mlpo_client* client, uint32_t handle, int64_t timeout_ns);
+
+/* 1 if somebody has asked for a checkpoint (mlpo-ctl checkpoint request) since this client began its last one, else 0.
+ * Ranks may hear of it at different steps: let one of them decide for all. Never waits. */
+MLPO_API int mlpo_checkpoint_requested(mlpo_client* client);
+
+struct mlpo_restore_info {
+  size_t struct_size;
+  uint64_t step;
+  uint32_t world_size; /* of those who saved */
+  uint32_t handle;
+  uint8_t attempt[16];
+  char tag[136];
+};
+/* For the subgroups that are registered now. tag: NULL is the newest that is complete. attempt: 16 bytes, with a tag
+ * only; NULL: the one of the tag that counts. Another checkpoint may become complete between the calls of two ranks:
+ * let one of them begin without, and the others with the tag and the attempt of its info. -ENOENT: there is none, or
+ * not that attempt; -EINVAL: a tensor is not in it as it is here, or attempt without tag. */
+MLPO_API int mlpo_restore_begin(mlpo_client* client, const char* directory, const char* tag, const uint8_t* attempt,
+                                int64_t timeout_ns, struct mlpo_restore_info* info);
+/* The same from files that the caller has opened, for a daemon of another user: the manifests of all parts of one
+ * checkpoint in the order of ranks, then the data files that they name, in their order; at most 4096 in all. They stay
+ * the caller's. */
+MLPO_API int mlpo_restore_begin_files(mlpo_client* client, const int* files, uint32_t count, int64_t timeout_ns,
+                                      struct mlpo_restore_info* info);
+/* MLPO_ERR_SLOT_BUSY, and nothing is touched: a subgroup, with a handle's first one any of the client, has a gradient
+ * without its update, or an update that has not ended. One that fails with anything else leaves the subgroup without
+ * state: restore it again, or write all of it. */
+MLPO_API int mlpo_submit_restore(mlpo_subgroup* subgroup, uint32_t handle, int64_t timeout_ns, mlpo_request** request);
+/* After the last of them has ended. A session has four handles at most that have not been ended: beginning one more is
+ * -EBUSY. */
+MLPO_API int mlpo_restore_end(mlpo_client* client, uint32_t handle, int64_t timeout_ns);
 
 #ifdef __cplusplus
 #if defined(__GNUC__)

@@ -13,6 +13,7 @@ For PyTorch there is mlpo.torch.OffloadAdamW, which does this behind torch.optim
 from ._client import Client, connect
 from ._errors import MlpoError, NonFiniteGradientError, NotOfferedError, TimeoutError
 from ._request import GradInfo, Request, wait_any
+from ._saving import Restored, Saved
 from ._subgroup import Kind, State, Subgroup, TensorSpec
 from ._views import View
 
@@ -33,6 +34,8 @@ __all__ = [
     "NonFiniteGradientError",
     "NotOfferedError",
     "Request",
+    "Restored",
+    "Saved",
     "State",
     "Subgroup",
     "TensorSpec",

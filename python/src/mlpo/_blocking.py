@@ -2,7 +2,8 @@
 
 A C call cannot be interrupted: a signal's Python handler runs in the main thread once the call has returned. Calls
 that can be repeated wait in slices (SLICE_S); those that cannot run in a thread of their own while the main thread
-waits for it in Python. An interrupted call goes on there and what it made is dropped when it ends.
+waits for it in Python. An interrupted call goes on there and what it made is dropped when it ends: by the garbage
+collector, or by the call's `undo` where that is not enough.
 """
 
 from __future__ import annotations
@@ -46,24 +47,54 @@ class Deadline:
         return int((longest_s if rest is None else min(longest_s, rest)) * 1e9)
 
 
-def interruptible(call: Callable[[], T]) -> T:
-    """Runs a blocking call; a signal in the main thread raises from here although the call still blocks."""
+def interruptible(call: Callable[[], T], undo: Optional[Callable[[], None]] = None) -> T:
+    """Runs a blocking call; a signal in the main thread raises from here although the call still blocks.
+
+    `undo` runs once the call has ended, if what it returned comes to nobody: because it raised, or because the caller
+    was interrupted. It gives up what the call may have made, and frees what it needed until its end.
+    """
     if threading.current_thread() is not threading.main_thread():
-        return call()
+        return _undone(call, undo)
     ended = threading.Event()
     outcome: dict[str, Any] = {}
 
     def run() -> None:
         try:
-            outcome["value"] = call()
+            outcome["value"] = _undone(call, undo)
         except BaseException as error:  # noqa: BLE001 - handed to the waiting thread
             outcome["error"] = error
         finally:
             ended.set()
 
-    threading.Thread(target=run, name="mlpo-call", daemon=True).start()
-    ended.wait()
-    if "error" in outcome:
-        raise outcome["error"]
-    value: T = outcome["value"]
-    return value
+    def drop(undo: Callable[[], None]) -> None:
+        ended.wait()
+        if "value" in outcome:
+            undo()
+
+    started = True
+    try:
+        try:
+            threading.Thread(target=run, name="mlpo-call", daemon=True).start()
+        except RuntimeError:  # none is to be had any more, as at the interpreter's end
+            started = False
+        if started:
+            ended.wait()
+            if "error" not in outcome:
+                value: T = outcome["value"]
+                return value
+    except BaseException:  # a signal: the call goes on
+        if undo is not None:
+            threading.Thread(target=drop, args=(undo,), name="mlpo-drop", daemon=True).start()
+        raise
+    if not started:
+        return _undone(call, undo)
+    raise outcome["error"]
+
+
+def _undone(call: Callable[[], T], undo: Optional[Callable[[], None]]) -> T:
+    try:
+        return call()
+    except BaseException:
+        if undo is not None:
+            undo()
+        raise

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import json
+import warnings
 import weakref
 from types import TracebackType
-from typing import Any, Callable, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, Optional, Sequence, Union
 
 from ._blocking import interruptible, nanoseconds
-from ._errors import check, not_offered
+from ._errors import TimeoutError, check
 from ._native import ffi, lib
 from ._objects import ObjectRequest, Worker, memory_of, name_of
 from ._request import Request, Waiter
+from ._saving import BEGIN_TIMEOUT_S, Restored, Saved, begin_save, restore
 from ._session import Session
 from ._subgroup import Subgroup, TensorSpec, float_array, is_overflow
 from ._views import DTYPES, dtype_of
+
+_GIVE_UP_S = 5.0  # for the daemon's answer, before the session is closed all the same
 
 
 def connect(
@@ -65,6 +70,8 @@ class Client:
         self._waiter = Waiter()
         self._objects = Worker()
         session.adopt(self)
+        self._subgroups: weakref.WeakSet[Subgroup] = weakref.WeakSet()  # that restore() fills
+        self._names: dict[str, list[str]] = {}  # of all registered tensors, also if nobody has them any more
         info = self._info()
         self.rank = int(info.rank)
         self.world_size = int(info.world_size)
@@ -72,6 +79,10 @@ class Client:
         self.ring_entries = int(info.ring_entries)
         self.socket = ffi.string(info.socket).decode()
         self.job = ffi.string(info.job).decode()
+        self.daemon_uid = int(info.daemon_uid)  #: whose daemon it is
+        self._unfinished: set[Saved] = set()  # whose files have still to get their names
+        self._tidying: dict[tuple[str, bool], Iterator[int]] = {}  # directories: see _saving.remove_rests
+        self._last_save: Optional[tuple[str, Request[int], Request[bool]]] = None  # tag, snapshot and end
         _open_clients.add(self)
 
     def __repr__(self) -> str:
@@ -85,13 +96,30 @@ class Client:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
+    def close(self, *, timeout: Optional[float] = None) -> None:
         """Ends the session: later calls, and requests that wait, raise with the code MLPO_ERR_CLOSED.
 
-        The daemon drops the session's state. Views stay readable. Closing twice does nothing.
+        The daemon drops the session's state. Views stay readable. Closing twice does nothing. A checkpoint that goes on
+        does so without the client, but for one by a daemon of another user: that is waited for, `timeout` seconds, by
+        default until five minutes bring it no further. It is then given up, with a warning that says so.
         """
         self._session.check_not_forked()
+        self._end_saves(timeout)
         interruptible(lambda: check(lib.mlpo_client_close(self._session.pointer)))
+
+    def _end_saves(self, timeout: Optional[float]) -> None:
+        """Whatever they end with, the session ends, too."""
+        for save in list(self._unfinished):
+            try:
+                if timeout is None:
+                    save._wait_while_it_moves()
+                else:
+                    save.result(timeout)
+            except OSError as error:
+                why = "it does not end, and is given up" if isinstance(error, TimeoutError) else error
+                warnings.warn(f"checkpoint {save.tag!r} was not saved: {why}", RuntimeWarning, stacklevel=3)
+                with contextlib.suppress(OSError):
+                    save.abandon(timeout=_GIVE_UP_S)
 
     def check_alive(self) -> None:
         """Raises why the session has ended, if it has."""
@@ -160,7 +188,10 @@ class Client:
             pointer = ffi.new("mlpo_subgroup **")
             check(lib.mlpo_subgroup_register(self._session.pointer, options, limit, pointer))
             del kept[1:]
-            return Subgroup(self, pointer[0], key, specs, dtypes)
+            subgroup = Subgroup(self, pointer[0], key, specs, dtypes)
+            self._subgroups.add(subgroup)
+            self._names[key] = [spec.name for spec in specs]
+            return subgroup
 
         return interruptible(call)
 
@@ -254,19 +285,77 @@ class Client:
         self._objects.submit(request)
         return request
 
-    def checkpoint(self, directory: str, tag: str = "", step: int = 0, **_: Any) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered(
-            "checkpoint(): checkpoints by the daemon", "save read_state() or the optimizer's state_dict()"
-        )
+    def checkpoint(
+        self,
+        directory: str,
+        tag: str,
+        step: int,
+        *,
+        attempt: Optional[bytes] = None,
+        overwrite: bool = False,
+        timeout: float = BEGIN_TIMEOUT_S,
+    ) -> Saved:
+        """Saves this rank's part of a checkpoint, beside training; all ranks of the job save under the same tag.
 
-    def restore(self, directory: str, tag: Optional[str] = None) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("restore(): checkpoints by the daemon", "load with write_state() or load_state_dict()")
+        Call it between an update and the next gradient. It returns when the files have been made and the state of this
+        moment is sure to be what is saved; result() of what it returns waits until the part is durable. The checkpoint
+        is complete when all ranks' parts are, and only then is ever restored.
 
-    def checkpoint_requested(self) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("checkpoint_requested(): checkpoints by the daemon", "decide in the trainer when to save")
+        directory: is there already; all ranks see the same one.
+        tag: the checkpoint's name in it, of letters, digits and "_.-", for example "step-1000".
+        step: restore() without a tag takes the checkpoint of the highest step.
+        attempt: 16 bytes that tell this save from others under the tag: new for each, and the same on all ranks.
+          Default: the daemon chooses, for which all ranks must be connected to it. On several nodes let rank 0 make
+          them (uuid.uuid4().bytes) and tell the others.
+        overwrite: replaces a complete checkpoint under the tag, which goes when the new one is complete.
+        timeout: seconds for making the files.
+
+        Raises MlpoError: EEXIST if the tag has a complete checkpoint, or the attempt was used before; EBUSY while this
+        client's last one has not ended: wait for its result() or abandon() it; ENOSPC with the figures, where there is
+        no room in the directory, or on the daemon's paths for a second copy of the state. Training is not touched.
+
+        With a daemon of another user the part has no name before result(): another rank that begins the next one before
+        that finds this one cut, and removes its own part of it. (OffloadAdamW.save() asks all ranks first.)
+        """
+        self._session.check_not_forked()
+        return begin_save(self, directory, tag, step, attempt, overwrite, timeout)
+
+    def restore(
+        self,
+        directory: str,
+        tag: Optional[str] = None,
+        *,
+        attempt: Optional[bytes] = None,
+        timeout: Optional[float] = None,
+    ) -> Restored:
+        """Fills this client's subgroups from a complete checkpoint. Register all of them before.
+
+        Tensors are found by name and global shape, whatever number of ranks saved them and however they were packed.
+        The rounded parameters are in the slots (`Subgroup.param`) afterwards.
+
+        tag: default the newest: of this job's complete checkpoints that of the highest step; where it has none, another
+          job's, with a warning (of the daemon, in its log).
+        attempt: of several saves under the tag this one. With several ranks let rank 0 restore first, and pass tag and
+          attempt of what it returns to the others: each call looks by itself, and another checkpoint may become
+          complete between two of them. (OffloadAdamW.load() does so.)
+        timeout: seconds; None waits while the daemon lives.
+
+        Raises MlpoError: ENOENT if there is no such checkpoint; EINVAL if it is damaged, or naming a tensor that is not
+        in it as it is here; MLPO_ERR_SLOT_BUSY, with all states as they were, while any subgroup has a gradient without
+        its update, or an update that has not ended: discard() or wait; else what reading failed with. A subgroup whose
+        restore has failed has no state: restore() again, or write_state() all of it.
+        """
+        self._session.check_not_forked()
+        return restore(self, list(self._subgroups), directory, tag, attempt, timeout)
+
+    def checkpoint_requested(self) -> bool:
+        """Whether somebody has asked for a checkpoint (``mlpo-ctl checkpoint request``) since the last one was begun.
+
+        Never waits. Ranks may hear of it at different steps: let rank 0 decide for all, as with any other decision that
+        all must take at the same step.
+        """
+        self._session.check_not_forked()
+        return bool(check(lib.mlpo_checkpoint_requested(self._session.pointer)))
 
     def _info(self) -> Any:
         self._session.check_not_forked()
@@ -321,4 +410,7 @@ _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 def _close_at_exit() -> None:
     for client in list(_open_clients):
         if not client._session.forked():
-            lib.mlpo_client_close(client._session.pointer)
+            try:
+                client._end_saves(None)
+            finally:
+                lib.mlpo_client_close(client._session.pointer)

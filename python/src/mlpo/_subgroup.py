@@ -191,6 +191,15 @@ class Subgroup:
         )
         return Request(self._session, self._waiter, request[0], lambda result: int(result.value))
 
+    def submit_restore(self, handle: int, *, timeout: float = SUBMIT_TIMEOUT_S) -> Request[int]:
+        """For Client.restore(): fills the subgroup from what mlpo_restore_begin has found. The epoch is its result."""
+        self._session.check_not_forked()
+        request = ffi.new("mlpo_request **")
+        _submit_in_slices(
+            lambda timeout_ns: int(lib.mlpo_submit_restore(self._pointer, handle, timeout_ns, request)), timeout
+        )
+        return Request(self._session, self._waiter, request[0], lambda result: int(result.value))
+
     def discard(self, reason: str = "user", *, timeout: Optional[float] = None) -> None:
         """Ends the open window without an update; "overflow" counts a skipped step of the session."""
         self._session.check_not_forked()

@@ -10,14 +10,6 @@ from .._errors import not_offered
 class Absent:
     """Methods that raise mlpo.NotOfferedError."""
 
-    def save(self, directory: str, **_: Any) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("OffloadAdamW.save()", "use torch.save(optimizer.state_dict(), file)")
-
-    def load(self, directory: str, **_: Any) -> NoReturn:
-        """Not offered by this version."""
-        raise not_offered("OffloadAdamW.load()", "use optimizer.load_state_dict(torch.load(file))")
-
     def attach_ddp(self, model: Any) -> NoReturn:
         """Not offered by this version."""
         raise not_offered(

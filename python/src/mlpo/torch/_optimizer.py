@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import uuid
 import warnings
 from typing import Any, Callable, ContextManager, Iterable, NoReturn, Optional, Sequence, Union
 
 import torch
 from torch.optim.optimizer import ParamsT
 
+from .._blocking import Deadline
 from .._client import Client
 from .._errors import MlpoError, NonFiniteGradientError, not_offered
+from .._saving import Restored, Restoring, Saved, begin_restore, begin_save, remove_rests, settle_last
 from .._subgroup import Subgroup
-from . import _checks, _default_client, _loading, _norm, _scaler, _shards, _state
+from . import _checkpoint, _checks, _default_client, _loading, _norm, _scaler, _shards, _state
 from ._absent import Absent
 from ._binding import Member, Pack, fit_name
 from ._forward import ForwardWaits, StaleUses, check_model
@@ -398,6 +401,159 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             _state.write(pack, index, states.get(param, {}))
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
+
+    @torch.no_grad()
+    def save(
+        self,
+        directory: str,
+        tag: Optional[str] = None,
+        *,
+        step: Optional[int] = None,
+        attempt: Optional[bytes] = None,
+        overwrite: bool = False,
+        process_group: Any = None,
+    ) -> Saved:
+        """Saves masters, moments and step counts by the daemon, beside the steps that follow. Call it after step() or
+        zero_grad(). It returns when the state of this moment is sure to be what is saved; `result()` of what it returns
+        waits until this rank's part is durable.
+
+        directory: is there already; all ranks see the same one.
+        tag: the checkpoint's name in it; default "step-N", of `step`.
+        step: default the number of steps made.
+        attempt: 16 bytes, new for each save and the same on all ranks. Only several ranks on several nodes without
+          torch.distributed need it.
+        overwrite: replaces a complete checkpoint under the tag, which goes when the new one is complete.
+        process_group: has all ranks of the job; default all ranks of torch.distributed.
+
+        With torch.distributed a collective: all ranks begin, or all raise. A checkpoint is complete, and only then ever
+        loaded, when all ranks have their parts. Where result() raises on one rank (no room left on storage), those of
+        the others stay until the tag is saved again, or the first saves of a later run find a complete one that began
+        after them, or ``mlpo-ctl checkpoint remove DIRECTORY TAG``; no load() takes them. It needs a block of memory.
+        It has all that the client has registered; param_groups and schedulers are not in it: save them with the model's
+        own state. Raises as Client.checkpoint() does.
+        """
+        together = _checkpoint.Together(self._client, process_group)
+
+        def prepare() -> _checkpoint.Plan:
+            self._check_open()
+            self._finish_step()
+            self._refuse_updated("there is no state of one step")
+            self._bind()
+            for pack, index in self._places.values():
+                pack.reload_masters(pack.members[index])
+            client = self._connected()
+            together.check(client)
+            _checkpoint.check_names(client)
+            settle_last(client)
+            if together.rank == 0 and (client.world_size == 1 or not together.alone):
+                remove_rests(client, directory, of_all=True)
+            made = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
+            return _checkpoint.Plan(tag, step, attempt, overwrite, made, uuid.uuid4().bytes)
+
+        chosen = _checkpoint.agreed(together.all(prepare))
+        begun: list[Saved] = []
+
+        def begin() -> None:
+            begun.append(begin_save(self._connected(), directory, *chosen, overwrite, take=False))
+
+        try:
+            together.all(begin)
+            begun[0]._take()
+        except BaseException:
+            for saved in begun:  # parts of some ranks are of no use
+                with contextlib.suppress(MlpoError):
+                    saved.abandon()
+            raise
+        return begun[0]
+
+    @torch.no_grad()
+    def load(
+        self,
+        directory: str,
+        tag: Optional[str] = None,
+        *,
+        attempt: Optional[bytes] = None,
+        timeout: Optional[float] = None,
+        process_group: Any = None,
+    ) -> Restored:
+        """Takes masters, moments and step counts from a checkpoint of save(), and gives each parameter the value that
+        its master rounds to. param_groups stay as they are.
+
+        tag: default the newest complete checkpoint: that of the highest step.
+        attempt: of several saves under the tag this one (Restored.attempt). Several ranks without torch.distributed
+          must pass tag and attempt of what the first one has loaded: another checkpoint may become complete between
+          two calls.
+        timeout: seconds; None waits while the daemon lives.
+        process_group: as for save().
+
+        With torch.distributed a collective: rank 0 chooses the checkpoint, all load that one, and if it fails on one
+        rank all raise. Parameters are found by their names and whole shapes, whatever number of ranks saved them and
+        however they were packed or sharded. One that fails leaves no state: call it, or load_state_dict(), again.
+
+        Raises mlpo.MlpoError: ENOENT if there is no such checkpoint, EINVAL naming a parameter that is not in it as it
+        is here, ECANCELED naming another rank that has failed.
+        """
+        together = _checkpoint.Together(self._client, process_group)
+        deadline = Deadline(timeout)
+        begun: list[Restoring] = []
+
+        def choose() -> tuple[Optional[str], Optional[bytes], Optional[Restored]]:
+            self._check_open()
+            self._end_step()
+            if self._overlap is not None:
+                self._overlap.abandon()
+            self._bind()
+            client = self._connected()
+            together.check(client)
+            if together.alone and client.world_size > 1 and attempt is None:
+                warnings.warn(
+                    f"{client.world_size} ranks load each by itself, without torch.distributed: they may "
+                    "find different checkpoints; pass tag= and attempt= of what the first one has loaded",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+            if together.rank != 0:
+                return tag, attempt, None
+            begun.append(begin_restore(client, directory, tag, attempt, deadline.remaining()))
+            return tag, attempt, begun[0].found
+
+        def take(chosen: Restored) -> tuple[Restored, int]:
+            if not begun:
+                begun.append(
+                    begin_restore(self._connected(), directory, chosen.tag, chosen.attempt, deadline.remaining())
+                )
+            found = begun[0].fill(self.subgroups, deadline.remaining())
+            newest = 0
+            for pack in self._packs:
+                for member in pack.members:
+                    if self._places.get(member.param) != (pack, member.index):
+                        continue  # replaced in the param groups
+                    pack.write_back([member])
+                    made = int(pack.subgroup.read_state(member.index, 0, 0)["step"])
+                    newest = max(newest, made)
+                    self._made_steps(member.param, made)
+            return found, newest
+
+        try:
+            chosen = _checkpoint.the_same(together.all(choose))
+            taken = together.all(lambda: take(chosen))
+        finally:
+            for restoring in begun:  # of which another rank's failure has kept it
+                with contextlib.suppress(MlpoError):
+                    restoring.end()
+        for rank, (found, _) in enumerate(taken):
+            if found != chosen:
+                raise MlpoError(-errno.ESTALE, f"rank {rank} has loaded {found}, rank 0 {chosen}: call load() again")
+        for item in self._all_named():
+            if item.param not in self._places:  # without elements: as many as the others
+                self._made_steps(item.param, max(newest for _, newest in taken))
+        return chosen
+
+    def _made_steps(self, param: torch.Tensor, steps: int) -> None:
+        if steps > 0:
+            self.state[param] = _state.outline(param, _state.step_tensor(steps))
+        else:
+            self.state.pop(param, None)
 
     def close(self) -> None:
         """Ends the use of the daemon. A client that was passed in stays open.

@@ -1,0 +1,15 @@
+# A file system that fails as a test says; without libfuse3-dev the tests that need it are skipped.
+pkg_check_modules(FUSE3 IMPORTED_TARGET fuse3)
+add_library(mlpo_fault_fs STATIC ${CMAKE_CURRENT_SOURCE_DIR}/support/fault_fs.cc)
+target_include_directories(mlpo_fault_fs PUBLIC ${PROJECT_SOURCE_DIR})
+if(FUSE3_FOUND)
+  add_executable(faultfs ${CMAKE_CURRENT_SOURCE_DIR}/support/faultfs.c)
+  target_compile_definitions(faultfs PRIVATE _FILE_OFFSET_BITS=64)
+  target_link_libraries(faultfs PRIVATE PkgConfig::FUSE3 Threads::Threads)
+  # What the kernel does between two of its threads no sanitizer sees; and it is not what is tested.
+  target_compile_options(faultfs PRIVATE -fno-sanitize=all)
+  target_link_options(faultfs PRIVATE -fno-sanitize=all)
+  target_compile_definitions(mlpo_fault_fs PRIVATE MLPO_FAULTFS="$<TARGET_FILE:faultfs>")
+  add_dependencies(mlpo_fault_fs faultfs)
+endif()
+mlpo_test(faultfs_test LIBS mlpo_fault_fs SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/faultfs_test.cc)
