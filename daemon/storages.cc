@@ -62,7 +62,7 @@ Status Storages::MakeFiles(Storage& storage, const FileOwner& owner, const std::
 
 Status Storages::Reserve(Storage& storage, const SessionIdentity& identity, uint64_t blocks,
                          const std::vector<bool>& uses) {
-  const bool unused = storage.extents == 0;
+  const uint64_t before = storage.store ? storage.store->extents() : 0;
   std::vector<std::pair<PathIndex, FileId>> added;
   if (!storage.store) {
     Status made = MakeFiles(storage, {identity.uid, identity.job, identity.rank, identity.generation}, uses);
@@ -72,15 +72,14 @@ Status Storages::Reserve(Storage& storage, const SessionIdentity& identity, uint
     added = storage.store->AddMissing(uses);
   }
   Status status =
-      storage.store->Reserve(shares_, storage.extents + blocks,
-                             Scheduler::BufferBytes(parts_.config->memory.block_elements), "the session's state", uses);
-  if (unused) {  // a path that did not answer in time may have none any more
+      storage.store->Reserve(shares_, before + blocks, Scheduler::BufferBytes(parts_.config->memory.block_elements),
+                             "the session's state", uses);
+  if (before == 0) {  // a path that did not answer in time may have none any more
     parts_.loop->Post([this, id = identity.id, files = storage.store->files()] { parts_.loop->SetFiles(id, files); });
   } else {
     for (const auto& [path, file] : added)
       parts_.loop->Post([this, id = identity.id, on = path, made = file] { parts_.loop->SetFile(id, on, made); });
   }
-  if (status.ok()) storage.extents += blocks;
   return status;
 }
 
@@ -121,13 +120,10 @@ void Storages::PrepareStorage(const SessionIdentity& identity, const SubgroupSpe
   if (!taken.ok()) return parts_.threads->PostMain([done = std::move(done), taken] { done(taken); });
   storage->blocks += blocks;
   parts_.threads->PostHousekeeping(
-      [this, storage, identity, blocks, bytes, uses = parts_.used_paths(), done = std::move(done)] {
+      [this, storage, identity, blocks, uses = parts_.used_paths(), done = std::move(done)] {
         Status status = Reserve(*storage, identity, blocks, uses);
-        parts_.threads->PostMain([this, storage, blocks, bytes, done, status] {
-          if (!status.ok()) {
-            GiveCapacity(*storage, bytes);
-            storage->blocks -= blocks;
-          }
+        parts_.threads->PostMain([this, storage, blocks, done, status] {
+          if (!status.ok()) GiveBlocks(*storage, blocks);
           done(status);
         });
       });
@@ -138,13 +134,9 @@ void Storages::ReturnStorage(SessionId session, const SubgroupSpec& spec) {
   if (found == storages_.end() || found->second->going) return;  // all of it goes back, or has
   const std::shared_ptr<Storage>& storage = found->second;
   const uint64_t blocks = BlockCount(spec);
-  GiveCapacity(*storage, blocks * Scheduler::BufferBytes(parts_.config->memory.block_elements));
-  storage->blocks -= blocks;
+  GiveBlocks(*storage, blocks);
   // What is reserved on the paths is for the next subgroup.
-  parts_.threads->PostHousekeeping([storage, blocks] {
-    storage->extents -= blocks;
-    storage->store->Forget(blocks);
-  });
+  parts_.threads->PostHousekeeping([storage, blocks] { storage->store->Forget(blocks); });
 }
 
 // Of the quotas. It goes back when the storage goes, at the latest.
@@ -160,6 +152,11 @@ Status Storages::TakeCapacity(Storage& storage, uint32_t uid, const std::string&
 void Storages::GiveCapacity(Storage& storage, uint64_t bytes) {
   parts_.sessions->quotas().Give(storage.uid, storage.job, Quota::kCapacity, bytes);
   storage.quota_bytes -= bytes;
+}
+
+void Storages::GiveBlocks(Storage& storage, uint64_t blocks) {
+  GiveCapacity(storage, blocks * Scheduler::BufferBytes(parts_.config->memory.block_elements));
+  storage.blocks -= blocks;
 }
 
 // Of each block a second extent: the state as it is saved stays while training writes another.

@@ -54,7 +54,6 @@ class Storages {
   // A session's storage, made by its first registration; or that of a job's objects, made by the first large one.
   struct Storage {
     std::unique_ptr<ExtentStore> store;  // housekeeping thread
-    uint64_t extents = 0;                // housekeeping thread: registered blocks
     std::string owner;                   // for messages
     uint32_t uid = 0;                    // main: whose quota
     std::string job;
@@ -111,6 +110,7 @@ class Storages {
   void RemoveFiles(SessionId session, std::shared_ptr<Storage> storage);
   Status TakeCapacity(Storage& storage, uint32_t uid, const std::string& job, uint64_t bytes);
   void GiveCapacity(Storage& storage, uint64_t bytes);
+  void GiveBlocks(Storage& storage, uint64_t blocks);
 
   const Parts parts_;
   std::vector<double> shares_;  // per path; housekeeping thread

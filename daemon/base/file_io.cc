@@ -2,10 +2,12 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <memory>
 
@@ -55,6 +57,16 @@ int ListNames(int folder_fd, std::vector<std::string>* names) {
   if (errno != 0) return errno;
   std::sort(names->begin(), names->end());
   return 0;
+}
+
+int MoveToFreeName(int from_fd, const std::string& name, int to_fd, const std::string& new_name) {
+  if (::renameat2(from_fd, name.c_str(), to_fd, new_name.c_str(), RENAME_NOREPLACE) == 0) return 0;
+  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return errno;
+  struct stat taken;
+  if (::fstatat(to_fd, new_name.c_str(), &taken, AT_SYMLINK_NOFOLLOW) == 0) return EEXIST;
+  if (errno != ENOENT) return errno;
+  if (::renameat(from_fd, name.c_str(), to_fd, new_name.c_str()) == 0) return 0;
+  return errno == ENOTEMPTY ? EEXIST : errno;
 }
 
 }  // namespace mlpo

@@ -186,18 +186,7 @@ Status GiveName(int fd, int folder_fd, const std::string& name, const std::strin
 Status MoveFile(int from_fd, const std::string& name, int to_fd, const std::string& new_name, const std::string& shown,
                 const std::string& new_shown) {
   Step("move", new_shown);
-  int error = ::renameat2(from_fd, name.c_str(), to_fd, new_name.c_str(), RENAME_NOREPLACE) == 0 ? 0 : errno;
-  // NFS, Lustre and CephFS know no such flag.
-  if (error == EINVAL || error == ENOSYS || error == EOPNOTSUPP) {
-    struct stat taken = {};
-    if (::fstatat(to_fd, new_name.c_str(), &taken, AT_SYMLINK_NOFOLLOW) == 0) {
-      error = EEXIST;
-    } else if (errno != ENOENT) {
-      error = errno;
-    } else {
-      error = ::renameat(from_fd, name.c_str(), to_fd, new_name.c_str()) == 0 ? 0 : errno;
-    }
-  }
+  const int error = MoveToFreeName(from_fd, name, to_fd, new_name);
   return error == 0 ? Status() : Status::Errno(error, "moving " + shown + " to " + new_shown);
 }
 
@@ -212,6 +201,13 @@ Result<uint64_t> InodeOf(int fd, const std::string& shown) {
   struct stat st;
   if (::fstat(fd, &st) != 0) return Error(errno, "looking at", shown);
   return static_cast<uint64_t>(st.st_ino);
+}
+
+Result<bool> IsThere(int folder_fd, const std::string& name, const std::string& shown) {
+  struct stat st;
+  if (::fstatat(folder_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0) return true;
+  if (errno == ENOENT) return false;
+  return Error(errno, "looking at", shown);
 }
 
 Result<bool> IsNamed(int folder_fd, const std::string& name, int fd, const std::string& shown) {

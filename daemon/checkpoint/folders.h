@@ -56,12 +56,14 @@ Result<UniqueFd> MakeFile(int folder_fd, const std::string& name, const std::str
 Status GiveName(int fd, int folder_fd, const std::string& name, const std::string& shown);
 // From one folder to another of the same file system: EXDEV and the like, EEXIST if the name is taken, and it is where
 // it was. Durable with SyncFolder of both. `new_name` is one that only its owner makes up (it has an attempt's number
-// in it): not all file systems tell of a taken one and move in one go.
+// in it): see MoveToFreeName.
 Status MoveFile(int from_fd, const std::string& name, int to_fd, const std::string& new_name, const std::string& shown,
                 const std::string& new_shown);
 // False if it is not there.
 Result<bool> RemoveFile(int folder_fd, const std::string& name, const std::string& shown);
 Result<uint64_t> InodeOf(int fd, const std::string& shown);
+// Whether there is anything of that name.
+Result<bool> IsThere(int folder_fd, const std::string& name, const std::string& shown);
 // Whether the name in the folder is that of the open file; false if it is another's or nobody's.
 Result<bool> IsNamed(int folder_fd, const std::string& name, int fd, const std::string& shown);
 

@@ -263,10 +263,7 @@ Status RemoveJournal(int journal_fd, const std::string& shown, const JournalReco
 
 Result<bool> IsInJournal(int journal_fd, const std::string& shown, const JournalRecord& record) {
   const std::string name = JournalName(record);
-  struct stat st;
-  if (::fstatat(journal_fd, name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0) return true;
-  if (errno == ENOENT) return false;
-  return Status::Errno(errno, "looking at " + shown + "/" + name);
+  return IsThere(journal_fd, name, shown + "/" + name);
 }
 
 Result<std::vector<JournalRecord>> LoadJournal(int journal_fd, const std::string& shown,

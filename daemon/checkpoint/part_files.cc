@@ -722,8 +722,9 @@ Result<bool> PartFiles::IsBeingSaved(const AttemptId& attempt) const {
     const Result<UniqueFd> part = OpenFolder(tag_.get(), name, tag + "/" + name);
     if (part.status().os_errno() == ENOENT) continue;
     if (!part.ok()) return true;
-    struct stat st;
-    if (::fstatat(part.value().get(), ManifestName(attempt).c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0) continue;
+    const std::string manifest = ManifestName(attempt);
+    const Result<bool> whole = mlpo::IsThere(part.value().get(), manifest, tag + "/" + name + "/" + manifest);
+    if (whole.ok() && whole.value()) continue;
     const std::string shown = tag + "/" + name + "/" + data;
     const Result<UniqueFd> first = OpenFile(part.value().get(), data, O_RDONLY, shown);
     if (first.status().os_errno() == ENOENT) continue;
@@ -737,16 +738,16 @@ Result<bool> PartFiles::IsBeingSaved(const AttemptId& attempt) const {
 
 // What most ranks learn from one part, where a look at the whole tag takes all. Each part's folder is opened: where
 // others write it, over NFS, only that makes sure that a name is not there.
-Result<bool> PartFiles::OthersHaveManifests() const {
+Result<bool> PartFiles::AllHaveManifests() const {
   const PartHead& head = options_.head;
+  const std::string manifest = ManifestName(head.attempt);
   for (uint32_t rank = head.world_size; rank-- > 0;) {
     const std::string shown = ParentOf(shown_) + "/" + PartFolderName(rank);
     const Result<UniqueFd> part = OpenFolder(tag_.get(), PartFolderName(rank), shown);
-    if (!part.ok()) return part.status().code() == -ENOENT ? Result<bool>(false) : Result<bool>(part.status());
-    struct stat found = {};
-    if (::fstatat(part.value().get(), ManifestName(head.attempt).c_str(), &found, AT_SYMLINK_NOFOLLOW) == 0) continue;
-    if (errno == ENOENT) return false;
-    return Status::Errno(errno, "looking for " + shown + "/" + ManifestName(head.attempt));
+    if (part.status().os_errno() == ENOENT) return false;
+    if (!part.ok()) return part.status();
+    const Result<bool> whole = mlpo::IsThere(part.value().get(), manifest, shown + "/" + manifest);
+    if (!whole.ok() || !whole.value()) return whole;
   }
   return true;
 }
@@ -755,7 +756,7 @@ Result<bool> PartFiles::IsComplete(std::vector<std::string>* kept) const {
   MLPO_CHECK(committed_);
   if (manifest_) return false;
   const PartHead& head = options_.head;
-  const Result<bool> all = OthersHaveManifests();
+  const Result<bool> all = AllHaveManifests();
   if (!all.ok() || !all.value()) return all;
   Result<FoundTag> found = ScanTag(directory_.get(), head.tag, options_.directory);
   if (!found.ok()) return found.status();

@@ -118,7 +118,7 @@ class PartFiles {
   Result<uint64_t> FreeBytes() const;
   Status CheckNames() const;
   Result<bool> IsThere(const JournalRecord::File& file) const;
-  Result<bool> OthersHaveManifests() const;
+  Result<bool> AllHaveManifests() const;
   Result<bool> IsSettled(const FoundAttempt& attempt) const;
   Result<bool> IsBeingSaved(const AttemptId& attempt) const;
   // In the journal as long as it takes: what is without its manifest is no part any more, and nobody would look for it.

@@ -39,6 +39,8 @@ class ExtentStore {
                  const std::vector<bool>& uses);
   // Nothing was put into so many of them, nor will be: what is asked for after this is for the others.
   void Forget(uint64_t extents);
+  // Of the last Reserve that succeeded, without what was forgotten.
+  uint64_t extents() const { return extents_; }
   // What has been reserved, with the paths of `uses` alone: whether another could be emptied.
   Status ReserveAgain(const std::vector<double>& shares, const std::vector<bool>& uses);
   // Room for as much again, while a checkpoint holds the first: ENOSPC as above. ReserveAgain does not ask for it. Next

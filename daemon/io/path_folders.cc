@@ -11,6 +11,7 @@
 #include <ctime>
 #include <string>
 
+#include "daemon/base/file_io.h"
 #include "daemon/io/scratch_layout.h"
 
 namespace mlpo {
@@ -39,17 +40,10 @@ int MakeStickyFolder(int directory_fd) {
   char aside[64];
   std::snprintf(aside, sizeof aside, ".%s-%016llx", kTopFolder, static_cast<unsigned long long>(random));
   if (::mkdirat(directory_fd, aside, 0700) != 0) return errno;
-  int error = 0;
   UniqueFd folder(::openat(directory_fd, aside, kFolderFlags));
-  if (!folder || ::fchmod(folder.get(), 01777) != 0) {
-    error = errno;
-  } else if (::renameat2(directory_fd, aside, directory_fd, kTopFolder, RENAME_NOREPLACE) != 0) {
-    error = errno;
-    if (error == EINVAL || error == ENOSYS) {  // the file system cannot: a plain rename replaces only an empty folder
-      error = ::renameat(directory_fd, aside, directory_fd, kTopFolder) == 0 ? 0 : errno;
-      if (error == ENOTEMPTY) error = EEXIST;
-    }
-  }
+  const int error = !folder || ::fchmod(folder.get(), 01777) != 0
+                        ? errno
+                        : MoveToFreeName(directory_fd, aside, directory_fd, kTopFolder);
   if (error != 0) (void)::unlinkat(directory_fd, aside, AT_REMOVEDIR);  // the first error is the one to report
   return error;
 }

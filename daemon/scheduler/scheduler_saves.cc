@@ -956,17 +956,17 @@ void Scheduler::PumpRestores() {
     uint32_t move = 0, hang = 0;
   };
   std::map<SessionId, uint32_t> of_session;
-  std::map<uint32_t, Use> of_user;  // by uid
-  const auto count = [&](SessionId session, uint32_t uid, uint32_t blocks, bool hang) {
-    of_session[session] += blocks;
-    (hang ? of_user[uid].hang : of_user[uid].move) += blocks;
+  std::map<uint32_t, Use> of_user;                                      // by uid
+  const auto count = [&](SessionId session, uint32_t uid, bool hang) {  // one block more
+    ++of_session[session];
+    ++(hang ? of_user[uid].hang : of_user[uid].move);
   };
   std::erase_if(filling_, [](const auto& entry) {  // its RESTORE has failed before it was begun
     const Op* const want = entry.first->want;
     return want == nullptr || want->kind() != MLPO_OP_RESTORE;
   });
   for (const auto& [block, filling] : filling_) {
-    count(filling.session, filling.uid, 1, now_ns_ - filling.since_ns >= kStalledNs);
+    count(filling.session, filling.uid, now_ns_ - filling.since_ns >= kStalledNs);
   }
   const auto has_more = [](const Op* op) { return op->next_fill < op->end_block; };
   std::vector<Session*> waiting;
@@ -996,7 +996,7 @@ void Scheduler::PumpRestores() {
     }
     if (next == nullptr) return;
     next->restore_turn = ++restore_turn_;
-    count(next->id, next->job->uid, 1, false);
+    count(next->id, next->job->uid, false);
     Op& op = **std::find_if(next->restoring.begin(), next->restoring.end(), has_more);
     Block& block = op.owner->blocks[op.next_fill++];
     filling_[&block] = {next->id, next->job->uid, now_ns_};

@@ -65,6 +65,16 @@ std::vector<fs::path> StateFiles(const FaultFs& faulty) {
 
 size_t WorkingFiles(const FaultFs& faulty) { return StateFiles(faulty).size(); }
 
+size_t CheckpointFiles(const FaultFs& faulty, const std::string& prefix) {
+  size_t count = 0;
+  std::error_code error;  // files go while we look
+  fs::recursive_directory_iterator it(faulty.source() + "/checkpoints", error), end;
+  for (; it != end && !error; it.increment(error)) {
+    count += it->is_regular_file(error) && it->path().filename().string().starts_with(prefix) ? 1 : 0;
+  }
+  return count;
+}
+
 int CodeOf(const std::function<void()>& act) {
   try {
     act();
@@ -117,15 +127,7 @@ class SlowSave {
     daemon_.Signal(SIGTERM);
     REQUIRE(Eventually([&] { return DaemonStatus(daemon_.socket()).at("state") == "draining"; }));
   }
-  size_t Files(const std::string& prefix = "") const {
-    size_t count = 0;
-    std::error_code error;  // files go while we look
-    fs::recursive_directory_iterator it(slow_.source() + "/checkpoints", error), end;
-    for (; it != end && !error; it.increment(error)) {
-      count += it->is_regular_file(error) && it->path().filename().string().starts_with(prefix) ? 1 : 0;
-    }
-    return count;
-  }
+  size_t Files(const std::string& prefix = "") const { return CheckpointFiles(slow_, prefix); }
   // In a new daemon: -ENOENT, there is none that is complete; 0: what it has is the state as it was taken, to the bit.
   int Restore() {
     saved_.reset();
@@ -381,11 +383,7 @@ TEST_CASE("FaultyPath.FilesAreHandedOverWhereARenameTakesNoFlags") {
   take.Wait();
   CHECK(saved.Wait().value == 1);
   CHECK(faulty.Of("rename").acted == 1);
-  int files = 0;  // the part's own, and the session's
-  for (const fs::directory_entry& file : fs::recursive_directory_iterator(faulty.source() + "/checkpoints")) {
-    files += file.path().filename().string().starts_with("data-") ? 1 : 0;
-  }
-  CHECK(files == 2);
+  CHECK(CheckpointFiles(faulty, "data-") == 2);  // the part's own, and the session's
   trainer.Step();
   CHECK(trainer.Difference() == "");
 }

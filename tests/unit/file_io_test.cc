@@ -112,4 +112,27 @@ TEST_CASE("FileIo.NamesAreAllThereInOrderAndCanBeListedAgain") {
   }
 }
 
+TEST_CASE("FileIo.ATakenNameIsNotReplacedWhateverTheFileSystemCan") {
+  FaultFs fs;
+  if (!fs.ok()) {
+    WARN("skipped: " << fs.reason());
+    return;
+  }
+  const UniqueFd folder(::open(fs.point().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  for (const bool flags : {true, false}) {
+    INFO("renames with flags: " << flags);
+    if (!flags) fs.Rule("rename error " + std::to_string(EINVAL));
+    const std::string one = fs.point() + "/one", two = fs.point() + "/two";
+    std::ofstream(one) << "one";
+    std::ofstream(two) << "two";
+    CHECK(MoveToFreeName(folder.get(), "one", folder.get(), "two") == EEXIST);
+    CHECK(Content(two) == "two");
+    REQUIRE(::unlink(two.c_str()) == 0);
+    CHECK(MoveToFreeName(folder.get(), "one", folder.get(), "two") == 0);
+    CHECK(Content(two) == "one");
+    CHECK(MoveToFreeName(folder.get(), "one", folder.get(), "three") == ENOENT);
+    REQUIRE(::unlink(two.c_str()) == 0);
+  }
+}
+
 }  // namespace mlpo::test

@@ -235,7 +235,6 @@ TEST_CASE("ExtentStore.ANextFileHasRoomAlthoughTheOldOneHasMuch") {
   CHECK(store->Remove().ok());
 }
 
-// Room in the old file is of no use: where the next one gets none, the checkpoint is refused before anything stalls.
 TEST_CASE("ExtentStore.NoRoomIsAskedForWhatIsForgotten") {
   Paths paths(1, {12 * kExtentBytes});
   const auto store = Make(paths, paths.all());
@@ -245,6 +244,7 @@ TEST_CASE("ExtentStore.NoRoomIsAskedForWhatIsForgotten") {
   CHECK(store->ReserveForCopy({1}, paths.all()).ok());
 }
 
+// Room in the old file is of no use: where the next one gets none, the checkpoint is refused before anything stalls.
 TEST_CASE("ExtentStore.ANextFileWithoutRoomIsRefused") {
   Paths paths(1, {12 * kExtentBytes});
   const auto store = Make(paths, paths.all());
