@@ -215,7 +215,7 @@ class Run {
     return struck || refused.has_value();
   }
 
-  void CheckSave(const std::optional<mlpo::Error>& refused, bool complete, bool at_once) const {
+  void CheckSave(const std::optional<mlpo::Error>& refused, bool complete, bool at_once) {
     const FaultKind& kind = *cell_.kind;
     const Harm harm = path_fails_ ? kind.harm : kind.saving;
     if (!refused) {
@@ -227,6 +227,7 @@ class Run {
     if (harm == Harm::kNone) throw Wrong("the save failed: " + text);
     const bool names = text.find("'faulty'") != std::string::npos || text.find("checkpoint") != std::string::npos;
     if (!names) throw Wrong("the save's error does not say what failed: " + text);
+    save_noticed_ = path_fails_ && text.find("is not what was written there") != std::string::npos;
   }
 
   // A new session of the same job has what was saved, or is told that there is nothing.
@@ -365,9 +366,10 @@ class Run {
 
   void NothingWasLost() {
     const FaultKind& kind = *cell_.kind;
-    // What takes no writes from the restore on has nothing that could be lost.
-    const bool may =
-        kind.harm == Harm::kMayLose || (kind.harm == Harm::kMustLose && kind.op == "all" && cell_.phase == "restore");
+    // What takes no writes from the restore on has nothing that could be lost. Where a save has read what is wrong,
+    // nothing more is written there, and training may have had all of that in memory still: its bits say so.
+    const bool may = kind.harm == Harm::kMayLose || save_noticed_ ||
+                     (kind.harm == Harm::kMustLose && kind.op == "all" && cell_.phase == "restore");
     if (may) {  // the rest may be lost, and reading the state then says so
       try {
         return Compare();
@@ -529,8 +531,9 @@ class Run {
   std::optional<mlpo::Client> client_;
   std::optional<ReferenceTrainer> trainer_;
   double step_seconds_ = 0;
-  bool struck_ = false;  // before it was repaired
-  bool sound_ = true;    // what was saved can be read
+  bool struck_ = false;        // before it was repaired
+  bool save_noticed_ = false;  // by a checksum, of what a path has
+  bool sound_ = true;          // what was saved can be read
   bool repaired_ = false;
   int steps_ = 0;
   std::string last_error_;
