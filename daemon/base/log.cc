@@ -201,7 +201,8 @@ void HandleEndings() {
   }
 }
 
-// In a forked child.
+// In a forked child. What the thread held as the process forked would stay held in it, such as the C library's lock of
+// time zones; so a fork waits for the thread as an ending does.
 void OnFork() { the_log.load(std::memory_order_relaxed)->is_in_line.store(true, std::memory_order_relaxed); }
 
 }  // namespace
@@ -232,7 +233,7 @@ void StartLogging(const std::string& level) {
   spdlog::set_default_logger(log->front);
   HandleEndings();
   (void)std::atexit(FinishLogging);  // both fail for want of memory alone: then the last lines may be missing
-  (void)::pthread_atfork(nullptr, nullptr, OnFork);
+  (void)::pthread_atfork(FinishLogging, nullptr, OnFork);
   if (error != 0) spdlog::warn("event=log_in_line errno={} what=\"no thread: whoever logs waits for stderr\"", error);
 }
 
