@@ -5,7 +5,7 @@
 ctest.xml and pytest.xml are JUnit files; NAME.txt is the output of a Catch2 program that was run by itself. A Catch2
 program counts as its test cases, by the summary at the end of its output; a test case that printed the warning
 "skipped: REASON" counts as skipped. A program without a summary (a crash, a time-out, a script) counts as one.
-Prints each skip with its reason. Exit code: 1 if something failed or nothing was run.
+Prints each skip with its reason, and what took longest. Exit code: 1 if something failed or nothing was run.
 """
 
 from __future__ import annotations
@@ -120,10 +120,22 @@ def of_folder(folder: pathlib.Path) -> Results:
     return results
 
 
+def slowest(folder: pathlib.Path, count: int = 10) -> list[tuple[float, str]]:
+    """What took longest, in seconds: programs of ctest, test cases of pytest."""
+    times = []
+    for path in folder.glob("*.xml"):
+        for test in ElementTree.parse(path).getroot().iter("testcase"):
+            times.append((float(test.get("time", 0)), test.get("name", "?")))
+    return sorted(times, reverse=True)[:count]
+
+
 def main(folder: str) -> int:
     results = of_folder(pathlib.Path(folder))
     for what, why in results.skips:
         print(f"skipped: {what}: {why}")
+    times = [f"{name} {seconds:.0f} s" for seconds, name in slowest(pathlib.Path(folder)) if seconds >= 1]
+    if times:
+        print("slowest: " + ", ".join(times))
     if not results.ran:
         print("no test ran: none has that name")
     print(results)

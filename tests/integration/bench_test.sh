@@ -94,7 +94,7 @@ else
   echo "skipped: mlpo-bench ring needs two cores"
 fi
 
-"$bin/mlpo-bench" adam --params 8Mi --seconds 0.01 --json > "$folder/adam.json"
+"$bin/mlpo-bench" adam --params 1Mi --seconds 0.01 --json > "$folder/adam.json"
 python3 - "$folder/adam.json" << 'END'
 import json, sys
 result = json.load(open(sys.argv[1]))

@@ -105,6 +105,13 @@ class Folders(unittest.TestCase):
         self.assertIn("skipped: d_test: not an x86-64", lines)
         self.assertIn("skipped: t.left: this CPU lacks avx512f", lines)
 
+    def test_what_took_longest_is_told(self) -> None:
+        code, lines = self.run_on({
+            "ctest.xml": junit('<testcase name="a_test" status="run" time="2.6"/>', '<testcase name="b_test" status="run" time="0.4"/>'),
+            "pytest.xml": junit('<testcase classname="t" name="c" time="70.2"/>'),
+        })  # fmt: skip
+        self.assertEqual((code, lines), (0, ["slowest: c 70 s, a_test 3 s", "3 passed, 0 failed, 0 skipped"]))
+
     def test_a_program_that_is_missing_has_failed(self) -> None:
         missing = ctest("a_test", "notrun", "", '<skipped message="Unable to find executable"/>')
         code, lines = self.run_on({"ctest.xml": junit(missing)})
