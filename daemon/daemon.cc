@@ -292,6 +292,13 @@ Status Daemon::OpenSockets(const std::string& socket) {
     if (const Status ready = Ready(); !ready.ok()) return answer(ready);
     garbage_->CollectGarbage(request, std::move(answer));
   };
+  handlers.share_figures = [this](uint32_t uid, const std::string& job,
+                                  std::function<void(Result<std::string>)> answer) {
+    node_shares_->Figures(uid, job, std::move(answer));
+  };
+  handlers.share = [this](const ShareRequest& request, const std::function<void(Result<std::string>)>& answer) {
+    node_shares_->Tell(request, answer);
+  };
   handlers.doctor = [this](std::function<void(std::string)> answer) { reports_->Examine(std::move(answer)); };
   handlers.trace = [this](double seconds, std::function<void(Trace)> answer) {
     reports_->RecordTrace(seconds, answer);
@@ -332,6 +339,14 @@ void Daemon::Connect() {
   commands.keepers = Keepers();
   commands.buffer_bytes = pool_->buffer_bytes();
   path_commands_ = std::make_unique<PathCommands>(std::move(commands));
+  NodeShares::Parts shares;
+  shares.config = &config_;
+  shares.threads = &threads_;
+  shares.loop = loop_.get();
+  shares.records = records_.get();
+  shares.storages = storages_.get();
+  shares.take_snapshot = [this](std::function<void(Snapshot)> answer) { reports_->TakeSnapshot(std::move(answer)); };
+  node_shares_ = std::make_unique<NodeShares>(std::move(shares));
   CalibrationRuns::Parts calibrations;
   calibrations.threads = &threads_;
   calibrations.loop = loop_.get();
@@ -358,6 +373,7 @@ void Daemon::Connect() {
   hosting.sessions = sessions_.get();
   hosting.storages = storages_.get();
   hosting.calibrations = calibrations_.get();
+  hosting.shares = node_shares_.get();
   hosting.pool = pool_.get();
   hosting_.Connect(std::move(hosting));
   StatusReports::Parts reports;
@@ -371,6 +387,7 @@ void Daemon::Connect() {
   for (const auto& queue : queues_) reports.queues.push_back(queue.get());
   reports.records = records_.get();
   reports.commands = path_commands_.get();
+  reports.shares = node_shares_.get();
   reports.live = &live_;
   reports.socket = socket_.path();
   reports.arenas_limit_bytes = arenas_limit_bytes_;

@@ -35,6 +35,7 @@
 #include "daemon/io/path_keeper.h"
 #include "daemon/io/path_queue.h"
 #include "daemon/io/uring_pool.h"
+#include "daemon/node_shares.h"
 #include "daemon/path_commands.h"
 #include "daemon/path_records.h"
 #include "daemon/session/session_server.h"
@@ -116,6 +117,7 @@ class Daemon {
   std::unique_ptr<ControlServer> control_;
   std::unique_ptr<Storages> storages_;
   std::unique_ptr<PathCommands> path_commands_;
+  std::unique_ptr<NodeShares> node_shares_;
   std::unique_ptr<CalibrationRuns> calibrations_;
   std::unique_ptr<Garbage> garbage_;
   std::unique_ptr<StatusReports> reports_;

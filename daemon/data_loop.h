@@ -146,6 +146,9 @@ class DataLoop : private SchedulerActions {
   void Calibrate(Calibration::Options options, std::function<void(const Calibration&)> done);
   void CancelCalibration(const std::string& why);
   void SetPath(PathIndex path, const PathParameters& parameters);
+  // See PathModel::Assume and Grant.
+  void AssumePath(PathIndex path, const PathParameters& parameters) { scheduler_.AssumePath(path, parameters); }
+  void GrantPath(PathIndex path, double bytes_per_s) { scheduler_.GrantPath(path, bytes_per_s); }
   void StartTrace() { scheduler_.StartTrace(NowNs()); }
   Trace StopTrace();
 

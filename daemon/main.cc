@@ -21,6 +21,7 @@
 #include "daemon/garbage.h"
 #include "daemon/io/path.h"
 #include "daemon/path_records.h"
+#include "daemon/plan_tool.h"
 
 namespace {
 
@@ -78,6 +79,7 @@ int CollectGarbage(const mlpo::LoadOutcome& loaded) {
 
 int main(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == "checkpoint") return mlpo::CheckpointTool({argv + 2, argv + argc});
+  if (argc > 1 && std::string_view(argv[1]) == "plan") return mlpo::PlanTool({argv + 2, argv + argc});
   const mlpo::Environment environment = mlpo::ReadEnvironment();
   mlpo::LoadOutcome loaded = mlpo::LoadConfig(argc, argv, environment);
   std::fputs(loaded.output.c_str(), stdout);

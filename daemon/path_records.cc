@@ -18,8 +18,8 @@ constexpr double kStateBytesPerParameter = 12;
 constexpr auto kRecordsPeriod = std::chrono::seconds(60);
 constexpr auto kRecordPatience = std::chrono::seconds(5);
 
-// Declared speeds go over measured ones.
-PathParameters ParametersOf(const PathConfig& config, const PathRecord& record) {
+// Declared speeds go over measured ones; either are those of all nodes together.
+PathParameters ParametersOf(const PathConfig& config, const PathRecord& record, double node_part) {
   PathParameters path;
   if (const auto& measured = record.calibration) {
     path.read_bytes_per_s = measured->read_bytes_per_s;
@@ -37,6 +37,8 @@ PathParameters ParametersOf(const PathConfig& config, const PathRecord& record) 
     path.duplex_known = true;
   }
   if (config.read_limit > 0 || config.write_limit > 0) path.origin = SpeedOrigin::kDeclared;
+  path.read_bytes_per_s *= node_part;
+  path.write_bytes_per_s *= node_part;
   path.capacity_bytes = config.capacity_bytes;
   path.weight = config.weight;
   path.write_budget_bytes_per_s = static_cast<double>(config.write_budget_bytes) / kSecondsPerDay;
@@ -48,7 +50,7 @@ PathParameters ParametersOf(const PathConfig& config, const PathRecord& record) 
 double ParametersPerS(const std::vector<PathConfig>& paths) {
   double bytes_per_s = 0;
   for (const PathConfig& path : paths) {
-    const double worth = PathWorth(ParametersOf(path, PathRecord()));
+    const double worth = PathWorth(ParametersOf(path, PathRecord(), path.share));
     if (worth <= 0) return 0;
     bytes_per_s += worth;
   }
@@ -59,13 +61,19 @@ PathRecords::PathRecords(Parts parts) : parts_(std::move(parts)), records_due_(p
   for (size_t i = 0; i < parts_.paths.size(); ++i) {
     records_.push_back(parts_.paths[i]->record());
     written_before_.push_back(records_.back().written_bytes);
-    parameters_.push_back(ParametersOf(parts_.config->paths[i], records_.back()));
+    node_parts_.push_back(parts_.config->paths[i].share);
+    parameters_.push_back(ParametersOf(parts_.config->paths[i], records_.back(), node_parts_.back()));
   }
 }
 
 void PathRecords::SetCalibration(size_t path, const PathRecord::Calibration& measured) {
   records_[path].calibration = measured;
-  parameters_[path] = ParametersOf(parts_.config->paths[path], records_[path]);
+  parameters_[path] = ParametersOf(parts_.config->paths[path], records_[path], node_parts_[path]);
+}
+
+void PathRecords::SetPart(size_t path, double part) {
+  node_parts_[path] = part;
+  parameters_[path] = ParametersOf(parts_.config->paths[path], records_[path], part);
 }
 
 // How much has been written to each path, for the next daemon. Now and then, and after the data thread's end

@@ -51,6 +51,9 @@ class PathRecords {
   void AddWritten(size_t path, uint64_t bytes) { written_before_[path] += bytes; }
   // Takes it over; SaveRecord makes it last.
   void SetCalibration(size_t path, const PathRecord::Calibration& measured);
+  // Of what is declared, or was measured, this is this node's; other nodes use the path, too. As configured at first.
+  double part(size_t path) const { return node_parts_[path]; }
+  void SetPart(size_t path, double part);
 
   // ---- Housekeeping thread ----
   // The last time: `snapshot` was taken after the data thread's end, when main does nothing here any more.
@@ -64,6 +67,7 @@ class PathRecords {
   const Parts parts_;
   std::vector<PathRecord> records_;         // per path, as last saved
   std::vector<PathParameters> parameters_;  // per path
+  std::vector<double> node_parts_;          // per path
   std::vector<uint64_t> written_before_;    // per path, by earlier daemons
   boost::asio::steady_timer records_due_;
 };

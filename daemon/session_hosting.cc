@@ -12,6 +12,7 @@ namespace mlpo {
 
 void SessionHosting::SessionReady(const SessionIdentity& identity, std::shared_ptr<Areas> areas) {
   parts_.calibrations->BenchUnwanted(DataLoop::kSessionComesFirst);
+  parts_.shares->SessionReady(identity);
   parts_.loop->Post([this, identity, areas = std::move(areas)] { parts_.loop->AddSession(identity, areas); });
 }
 
@@ -51,6 +52,7 @@ void SessionHosting::SetStaging(SessionId session, std::byte* data, uint64_t byt
 
 void SessionHosting::SessionEnded(const SessionIdentity& identity) {
   parts_.checkpoints->SessionEnded(identity, parts_.sessions->RanksOf(identity.uid, identity.job) == 0);
+  parts_.shares->SessionEnded(identity);
   parts_.loop->Post([this, id = identity.id] { parts_.loop->EndSession(id); });
 }
 

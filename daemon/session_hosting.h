@@ -19,6 +19,7 @@
 #include "daemon/config/config.h"
 #include "daemon/data_loop.h"
 #include "daemon/io/buffer_pool.h"
+#include "daemon/node_shares.h"
 #include "daemon/session/session_host.h"
 #include "daemon/session/session_server.h"
 #include "daemon/storages.h"
@@ -37,6 +38,7 @@ class SessionHosting : public SessionHost {
     const SessionServer* sessions = nullptr;
     Storages* storages = nullptr;
     CalibrationRuns* calibrations = nullptr;  // a session that comes ends one
+    NodeShares* shares = nullptr;
     const BufferPool* pool = nullptr;
   };
 

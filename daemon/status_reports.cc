@@ -211,6 +211,7 @@ void StatusReports::TakeSnapshot(std::function<void(Snapshot)> answer) {
             parts_.records->written_before(i) + snapshot->paths[i].written_bytes;
       }
       snapshot->state = parts_.state_name(*snapshot);
+      parts_.shares->Fill(snapshot.get());
       FillQuotas(snapshot.get());
       answer(std::move(*snapshot));
     });

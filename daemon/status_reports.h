@@ -29,6 +29,7 @@
 #include "daemon/io/buffer_pool.h"
 #include "daemon/io/path.h"
 #include "daemon/io/path_queue.h"
+#include "daemon/node_shares.h"
 #include "daemon/path_commands.h"
 #include "daemon/path_records.h"
 #include "daemon/session/session_server.h"
@@ -52,6 +53,7 @@ class StatusReports {
     std::vector<const PathQueue*> queues;  // per path
     const PathRecords* records = nullptr;
     PathCommands* commands = nullptr;
+    const NodeShares* shares = nullptr;
     LiveCounters* live = nullptr;
     std::string socket;  // of sessions
     uint64_t arenas_limit_bytes = 0;

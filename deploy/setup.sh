@@ -6,12 +6,13 @@
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 environment=$repo/build/venv
+trainers=$repo/build/venv-trainers
 
 build_packages=(
   g++ cmake ninja-build pkg-config libboost-dev liburing-dev libspdlog-dev libcli11-dev libtomlplusplus-dev
   nlohmann-json3-dev libhwloc-dev libnuma-dev libhwy-dev libxxhash-dev prometheus-cpp-dev scdoc)
 python_packages=(python3 python3-venv python3-dev)
-test_packages=(catch2 binutils e2fsprogs xfsprogs libfuse3-dev fuse3 mount util-linux procps ccache fio
+test_packages=(catch2 binutils e2fsprogs xfsprogs libfuse3-dev fuse3 mount util-linux iproute2 procps ccache fio
   systemd libseccomp2 python3-yaml dpkg-dev file slurm-wlm munge python3-prometheus-client)
 lint_packages=(git clang-format shellcheck)
 
@@ -90,4 +91,45 @@ make_environment() {
   PIP_CONSTRAINT=$repo/python/constraints.txt "${pip[@]}" install "$repo/python[$extras]" ||
     fail "pip install failed (its message is above)"
   printf '%s\n' "$sources" > "$installed"
+}
+
+# The frameworks that tests/trainers has tests of; python/constraints.txt has their versions.
+frameworks=(accelerate transformers pytorch-lightning deepspeed)
+
+# make_trainers_environment: build/venv-trainers with these frameworks, over build/venv (make_environment comes first),
+# so that torch is there once. Returns 0 also where one could not be had: its tests are skipped with that reason.
+make_trainers_environment() {
+  local python=$trainers/bin/python installed=$trainers/frameworks name version wanted=()
+  if [[ ! -x $python ]]; then
+    say "making build/venv-trainers/"
+    python3 -m venv "$trainers" || fail "python3 -m venv failed"
+    # What is installed here goes first.
+    "$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+      > "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/over_venv.pth"
+    # That of build/venv would start the ranks with its own Python.
+    # shellcheck disable=SC2016
+    printf '#!/bin/sh\nexec "%s" -m torch.distributed.run "$@"\n' "$python" > "$trainers/bin/torchrun"
+    chmod +x "$trainers/bin/torchrun"
+  fi
+  for name in "${frameworks[@]}"; do
+    version=$(sed -n "s/^$name==//p" "$repo/python/constraints.txt")
+    [[ -n $version ]] || fail "python/constraints.txt has no version of $name"
+    grep -qx "$name==$version" "$installed" 2> /dev/null || wanted+=("$name==$version")
+  done
+  ((${#wanted[@]})) || return 0
+  say "installing ${wanted[*]}"
+  # DeepSpeed's setup.py asks torch and compiles nothing.
+  local pip=(env PIP_CONSTRAINT="$repo/python/constraints.txt" DS_BUILD_OPS=0
+    "$python" -m pip --disable-pip-version-check -q)
+  if "${pip[@]}" install setuptools wheel && "${pip[@]}" install --no-build-isolation "${wanted[@]}"; then
+    printf '%s\n' "${wanted[@]}" >> "$installed"
+    return 0
+  fi
+  for name in "${wanted[@]}"; do
+    if "${pip[@]}" install --no-build-isolation "$name"; then
+      printf '%s\n' "$name" >> "$installed"
+    else
+      say "$name could not be installed (pip's message is above): its tests are skipped"
+    fi
+  done
 }

@@ -93,6 +93,12 @@ def of_ctest(path: pathlib.Path) -> Results:
     return results
 
 
+def _reason(skipped: ElementTree.Element) -> str:
+    """Of a whole module pytest has the reason only in the text: ('FILE', LINE, 'Skipped: REASON')."""
+    of_module = re.search(r"""['"]Skipped: (.*)['"]\)\s*$""", skipped.text or "", re.S)
+    return of_module[1] if of_module else skipped.get("message", "no reason")
+
+
 def of_pytest(path: pathlib.Path) -> Results:
     results = Results()
     for test in ElementTree.parse(path).getroot().iter("testcase"):
@@ -101,7 +107,7 @@ def of_pytest(path: pathlib.Path) -> Results:
             results.failed += 1
         elif skipped is not None:
             name = f"{test.get('classname', '')}.{test.get('name', '?')}"
-            results.skips.append((name, skipped.get("message", "no reason")))
+            results.skips.append((name, _reason(skipped)))
         else:
             results.passed += 1
     return results

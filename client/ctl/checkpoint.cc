@@ -1,12 +1,9 @@
 #include "client/ctl/checkpoint.h"
 
-#include <string.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "client/ctl/child.h"
@@ -36,17 +33,10 @@ int Checkpoint(const Question& question, const CheckpointOptions& options) {
     std::fprintf(stderr, "mlpo-ctl: %s: %s\n", options.directory.c_str(), error.message().c_str());
     return kFailed;
   }
-  const std::string program = DaemonBinary();
-  std::vector<std::string> command = {program, "checkpoint", options.action, directory};
+  std::vector<std::string> command = {DaemonBinary(), "checkpoint", options.action, directory};
   if (!options.tag.empty()) command.push_back(options.tag);
   if (question.json) command.push_back("--json");
-  std::vector<char*> arguments;
-  for (std::string& word : command) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  ::execvp(program.c_str(), arguments.data());
-  std::fprintf(stderr, "mlpo-ctl: cannot start %s: %s (it is looked for beside mlpo-ctl, then in PATH)\n",
-               program.c_str(), ::strerror(errno));
-  return kFailed;
+  return BecomeProgram(std::move(command));
 }
 
 }  // namespace mlpo::ctl

@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
+
+#include "client/ctl/exit_code.h"
 
 namespace mlpo::ctl {
 namespace {
@@ -55,6 +58,16 @@ std::string DaemonBinary() {
     if (::access(beside.c_str(), X_OK) == 0) return beside;
   }
   return "mlpo-daemon";
+}
+
+int BecomeProgram(std::vector<std::string> command) {
+  std::vector<char*> arguments;
+  for (std::string& word : command) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execvp(arguments[0], arguments.data());
+  std::fprintf(stderr, "mlpo-ctl: cannot start %s: %s (it is looked for beside mlpo-ctl, then in PATH)\n", arguments[0],
+               ::strerror(errno));
+  return kFailed;
 }
 
 Child Child::Spawn(const SpawnOptions& options, int* error) {

@@ -23,6 +23,9 @@ struct SpawnOptions {
 
 // mlpo-daemon beside our own binary, else from PATH.
 std::string DaemonBinary();
+// This process goes on as that program, which is looked up in PATH unless it has a slash. Where it cannot, it says why
+// and returns our exit code.
+int BecomeProgram(std::vector<std::string> command);
 
 class Child {
  public:

@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "client/ctl/answer.h"
 #include "client/ctl/child.h"
 #include "client/ctl/exit_code.h"
+#include "client/ctl/findings.h"
 #include "client/ctl/output_of.h"
 #include "client/ctl/table.h"
 #include "mlpo/client.h"
@@ -21,37 +23,21 @@ using nlohmann::json;
 
 void Say(const std::string& text) { std::fprintf(stderr, "mlpo-ctl: %s\n", Safe(text).c_str()); }
 
-std::string Text(const json& object, const char* name) {
-  const auto found = object.find(name);
-  return found != object.end() && found->is_string() ? Safe(found->get<std::string>()) : "";
-}
-
-void PrintFindings(const json& report) {
-  std::printf("examined by %s\n",
-              Text(report, "examined_by") == "daemon" ? "the running daemon" : "mlpo-daemon --doctor");
-  for (const json& finding : report.value("findings", json::array())) {
-    if (!finding.is_object()) continue;
-    const std::string path = Text(finding, "path");
-    std::printf("  %-7s  %-13s  %s%s\n", Text(finding, "level").c_str(), Text(finding, "check").c_str(),
-                path.empty() ? "" : (path + ": ").c_str(), Text(finding, "what").c_str());
-    if (const std::string advice = Text(finding, "advice"); !advice.empty())
-      std::printf("  %-7s  %-13s  -> %s\n", "", "", advice.c_str());
-  }
-}
-
 int Show(const std::string& text, bool as_json) {
   const json report = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const std::string state = report.is_object() ? Text(report, "state") : "";
-  const int code = state == "fine" ? kFine : state == "degraded" ? kDegraded : kFailed;
-  if (code == kFailed && state != "failed") {
+  const std::optional<int> code = CodeOfFindings(report);
+  if (!code) {
     Say("the findings are no report of a doctor");
     return kFailed;
   }
-  if (as_json)
+  if (as_json) {
     std::printf("%s\n", report.dump(-1, ' ', false, json::error_handler_t::replace).c_str());
-  else
+  } else {
+    std::printf("examined by %s\n",
+                Text(report, "examined_by") == "daemon" ? "the running daemon" : "mlpo-daemon --doctor");
     PrintFindings(report);
-  return code;
+  }
+  return *code;
 }
 
 int Check(const DoctorOptions& options, Clock::time_point deadline) {

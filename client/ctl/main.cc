@@ -11,6 +11,7 @@
 #include "client/ctl/exit_code.h"
 #include "client/ctl/gc.h"
 #include "client/ctl/paths.h"
+#include "client/ctl/plan.h"
 #include "client/ctl/run.h"
 #include "client/ctl/show.h"
 #include "client/ctl/top.h"
@@ -105,6 +106,7 @@ int Main(int argc, char** argv) {
   if (argc >= 2 && std::string(argv[1]) == "run") return RunFromArguments({argv + 2, argv + argc});
   if (argc >= 2 && std::string(argv[1]) == "doctor") return DoctorFromArguments({argv + 2, argv + argc});
   if (argc >= 2 && std::string(argv[1]) == "gc") return GcFromArguments({argv + 2, argv + argc});
+  if (argc >= 2 && std::string(argv[1]) == "plan") return PlanNode({argv + 2, argv + argc});
 
   CLI::App app("Shows and commands the offload daemon of this node.", "mlpo-ctl");
   app.footer("Exit codes: 0 fine, 1 failed, 2 degraded, 64 wrong usage, 69 no daemon answers.");
@@ -162,6 +164,7 @@ int Main(int argc, char** argv) {
   CLI::App* drain = app.add_subcommand("drain", "finish accepted work, then end the daemon (its administrators only)");
   app.add_subcommand("gc", "remove what dead daemons left: mlpo-ctl gc [--dry-run] [--node NAME] [daemon flags]");
   app.add_subcommand("doctor", "whether the machine is in order: mlpo-ctl doctor [daemon flags]");
+  app.add_subcommand("plan", "memory, storage and step time of a model on a node: mlpo-ctl plan --help");
   app.add_subcommand("run", "run a command with a private daemon: mlpo-ctl run [daemon flags] -- CMD");
   try {
     app.parse(argc, argv);
@@ -192,7 +195,7 @@ int Main(int argc, char** argv) {
   }
   if (drain->parsed()) return RequestDrain(question);
   return WrongUsage(
-      "run, gc and doctor come first: mlpo-ctl run [daemon flags] -- CMD, mlpo-ctl doctor [daemon flags]");
+      "run, gc, doctor and plan come first: mlpo-ctl run [daemon flags] -- CMD, mlpo-ctl doctor [daemon flags]");
 }
 
 }  // namespace

@@ -143,6 +143,24 @@ void PrintModel(const json& answer) {
   if (any) std::printf("what they are taken for:\n%s", table.Text().c_str());
 }
 
+// Of paths that other nodes use as well; nothing to show of counters or of an older daemon.
+void PrintNodeShares(const json& answer) {
+  Table table({"NAME", "SHARE", ">PART", ">NODES", ">SEEN HERE", ">AT MOST"});
+  bool any = false;
+  for (const json& p : Member(answer, "paths", json::value_t::array)) {
+    const json share = p.is_object() ? Member(p, "node_share", json::value_t::object) : json();
+    if (share.empty() || Text(share, "share") == "1") continue;
+    any = true;
+    const double granted = Number(share, "granted_bytes_per_s");
+    const uint64_t nodes = Whole(share, "nodes");
+    char part[32];
+    std::snprintf(part, sizeof part, "%.1f %%", 100 * Number(share, "part"));
+    table.Add({Text(p, "name"), Text(share, "share"), part, nodes > 0 ? Count(nodes) : "-",
+               BytesPerS(Number(share, "seen_bytes_per_s")), granted > 0 ? BytesPerS(granted) : "-"});
+  }
+  if (any) std::printf("shared with other nodes:\n%s", table.Text().c_str());
+}
+
 void PrintSessions(const json& answer) {
   const json sessions = Member(answer, "sessions", json::value_t::array);
   const json totals = Member(answer, "totals", json::value_t::object);
@@ -228,6 +246,7 @@ int ShowStatus(const Question& question) {
     std::printf("paths:\n");
     PrintPaths(*answer);
     PrintTrouble(*answer);
+    PrintNodeShares(*answer);
     PrintSessions(*answer);
     PrintCheckpoints(*answer);
   }
@@ -242,6 +261,7 @@ int ShowPaths(const Question& question) {
     PrintPaths(*answer);
     PrintTrouble(*answer);
     PrintModel(*answer);
+    PrintNodeShares(*answer);
   }
   return Health(*answer);
 }

@@ -40,9 +40,14 @@ int CheckRange(const mlpo_cuda_slot* slot, const char* what, uint64_t first, uin
 int CheckPieces(const mlpo_cuda_slot* slot, const mlpo_cuda_piece* pieces, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     if (int code = CheckRange(slot, "a piece", pieces[i].first, pieces[i].count); code != 0) return code;
-    if (pieces[i].kind == MLPO_GRAD_VALUE && pieces[i].device == nullptr && pieces[i].count > 0)
+    const mlpo_cuda_piece& piece = pieces[i];
+    if ((piece.flags & ~uint32_t{MLPO_CUDA_IN_SLOT}) != 0)
+      return Fail(-EINVAL, "pieces[%zu].flags is %u", i, piece.flags);
+    const bool in_slot = piece.flags != 0;
+    if (in_slot && (piece.kind != MLPO_GRAD_VALUE || piece.device != nullptr))
+      return Fail(-EINVAL, "pieces[%zu] is in the slot, but is no VALUE, or has a device address", i);
+    if (!in_slot && piece.kind == MLPO_GRAD_VALUE && piece.device == nullptr && piece.count > 0)
       return Fail(-EINVAL, "pieces[%zu].device is NULL", i);
-    if (pieces[i].reserved != 0) return Fail(-EINVAL, "pieces[%zu].reserved is not 0", i);
   }
   return 0;
 }
@@ -64,6 +69,13 @@ int FollowReaders(mlpo_cuda_slot* slot, cudaStream_t stream) {
       return FailCuda(error, "ordering a gradient behind the parameters that are read");
   }
   return 0;
+}
+
+// Slot lock held.
+int FollowWrites(const mlpo_cuda_slot* slot, cudaStream_t stream) {
+  if (slot->written == nullptr) return 0;
+  const cudaError_t error = Taken(cudaStreamWaitEvent(stream, slot->written, 0));
+  return error == cudaSuccess ? 0 : FailCuda(error, "following what was written of a gradient");
 }
 
 // Slot lock held.
@@ -90,11 +102,25 @@ int NoteReader(mlpo_cuda_slot* slot, cudaStream_t stream) {
   return FailCuda(error, "marking where the parameters have been read");
 }
 
-int CopyIn(mlpo_cuda_slot* slot, const mlpo_cuda_piece& piece, cudaStream_t stream) {
-  if (piece.kind != MLPO_GRAD_VALUE) return 0;
-  const auto* from = static_cast<const std::byte*>(piece.device);
-  auto* to = static_cast<std::byte*>(slot->info.grad) + piece.first * slot->grad_bytes;
-  for (const Run& run : slot->side->pins.Runs(to, piece.count * slot->grad_bytes)) {
+// Slot lock held. What was put on the stream so far writes the slot.
+int NoteWrite(mlpo_cuda_slot* slot, cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  if (slot->written == nullptr) {
+    cudaEvent_t event;
+    error = slot->side->TakeEvent(&event);
+    if (error == cudaSuccess) slot->written = event;
+  }
+  if (error == cudaSuccess) error = Taken(cudaEventRecord(slot->written, stream));
+  if (error == cudaSuccess) return 0;
+  // Without it nobody would know when the gradient is there.
+  Taken(cudaStreamSynchronize(stream));
+  return FailCuda(error, "marking where a gradient has been written");
+}
+
+int CopyIn(mlpo_cuda_slot* slot, uint64_t first, uint64_t count, const void* device, cudaStream_t stream) {
+  const auto* from = static_cast<const std::byte*>(device);
+  auto* to = static_cast<std::byte*>(slot->info.grad) + first * slot->grad_bytes;
+  for (const Run& run : slot->side->pins.Runs(to, count * slot->grad_bytes)) {
     const cudaError_t error = Taken(cudaMemcpyAsync(run.host, from, run.bytes, cudaMemcpyDeviceToHost, stream));
     if (error != cudaSuccess)
       return FailCuda(error, "copying a gradient of %llu bytes into its slot",
@@ -112,8 +138,13 @@ int EnqueueGrad(GradCopy* copy, const mlpo_cuda_piece* pieces, size_t count, cud
     MutexLock lock(slot->lock);
     DropReadersThatEnded(slot);
     code = FollowReaders(slot, stream);
+    if (code == 0) code = FollowWrites(slot, stream);
   }
-  for (size_t i = 0; i < count && code == 0; ++i) code = CopyIn(slot, pieces[i], stream);
+  for (size_t i = 0; i < count && code == 0; ++i) {
+    const mlpo_cuda_piece& piece = pieces[i];
+    if (piece.kind != MLPO_GRAD_VALUE || piece.flags != 0) continue;
+    code = CopyIn(slot, piece.first, piece.count, piece.device, stream);
+  }
   if (code == 0) {
     if (cudaError_t error = Taken(cudaLaunchHostFunc(stream, PostGrad, copy)); error != cudaSuccess)
       code = FailCuda(error, "having a gradient submitted by its stream");
@@ -182,8 +213,7 @@ int CopyOut(const std::vector<Run>& runs, void* device, cudaStream_t stream) {
   for (const Run& run : runs) {
     const cudaError_t error = Taken(cudaMemcpyAsync(to, run.host, run.bytes, cudaMemcpyHostToDevice, stream));
     if (error != cudaSuccess)
-      return FailCuda(error, "copying parameters of %llu bytes to the device",
-                      static_cast<unsigned long long>(run.bytes));
+      return FailCuda(error, "copying %llu bytes of a slot to the device", static_cast<unsigned long long>(run.bytes));
     to += run.bytes;
   }
   return 0;
@@ -244,6 +274,43 @@ int mlpo_cuda_copy_grad(mlpo_cuda_slot* slot, const mlpo_cuda_piece* pieces, siz
   }
   side->Watch(copy);
   return code;
+}
+
+int mlpo_cuda_write_grad(mlpo_cuda_slot* slot, uint64_t first, uint64_t count, const void* device,
+                         mlpo_cuda_stream stream) {
+  if (slot == nullptr || (device == nullptr && count > 0)) return Fail(-EINVAL, "slot or device is NULL");
+  if (int code = slot->side->CheckProcess(); code != 0) return code;
+  if (int code = CheckRange(slot, "what is to be written", first, count); code != 0) return code;
+  const OnDevice on(slot->side->device);
+  if (int code = CheckStream(on, stream); code != 0) return code;
+
+  MutexLock lock(slot->lock);
+  if (int code = mlpo_grad_begin(slot->subgroup); code != 0) return code;
+  DropReadersThatEnded(slot);
+  if (int code = FollowReaders(slot, stream); code != 0) return code;
+  if (int code = FollowWrites(slot, stream); code != 0) return code;
+  const int code = CopyIn(slot, first, count, device, stream);
+  // Also after a failure: some of it may be on its way.
+  const int noted = NoteWrite(slot, stream);
+  return code != 0 ? code : noted;
+}
+
+int mlpo_cuda_read_grad(mlpo_cuda_slot* slot, uint64_t first, uint64_t count, void* device, mlpo_cuda_stream stream) {
+  if (slot == nullptr || (device == nullptr && count > 0)) return Fail(-EINVAL, "slot or device is NULL");
+  if (int code = slot->side->CheckProcess(); code != 0) return code;
+  if (int code = CheckRange(slot, "what is to be read", first, count); code != 0) return code;
+  const OnDevice on(slot->side->device);
+  if (int code = CheckStream(on, stream); code != 0) return code;
+
+  MutexLock lock(slot->lock);
+  // While an update runs there is no gradient, and else no parameters that anybody could still ask for.
+  if (int code = mlpo_grad_begin(slot->subgroup); code != 0) return code;
+  DropReadersThatEnded(slot);
+  if (int code = FollowWrites(slot, stream); code != 0) return code;
+  auto* from = static_cast<std::byte*>(slot->info.grad) + first * slot->grad_bytes;
+  const int code = CopyOut(slot->side->pins.Runs(from, count * slot->grad_bytes), device, stream);
+  const int noted = NoteReader(slot, stream);
+  return code != 0 ? code : noted;
 }
 
 int mlpo_cuda_copy_param(mlpo_cuda_slot* slot, uint64_t first, uint64_t count, void* device, mlpo_cuda_stream stream,

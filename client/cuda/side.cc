@@ -117,6 +117,12 @@ bool Idle(mlpo_cuda_slot* slot) {
     side->changed.NotifyAll();
     if (slot->copies > 0) return false;
   }
+  if (slot->written != nullptr) {
+    if (Passed(slot->written) == cudaErrorNotReady) return false;
+    MutexLock lock(side->lock);
+    side->GiveEvent(slot->written);
+    slot->written = nullptr;
+  }
   while (!slot->readers.empty()) {
     // Any other answer than "not ready" is the last one of this event.
     if (Passed(slot->readers.back()) == cudaErrorNotReady) return false;

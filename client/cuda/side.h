@@ -57,6 +57,9 @@ struct mlpo_cuda_slot {
 
   mlpo::client::Mutex lock;
   std::vector<cudaEvent_t> readers;  // behind what reads the slot's parameters; guarded by lock
+  // Behind all that mlpo_cuda_write_grad has put on streams; nullptr if that has passed. Each write follows the ones
+  // before, so that one event does. Guarded by lock.
+  cudaEvent_t written = nullptr;
 
   // Guarded by the side's lock.
   uint64_t awaited = 0;  // the highest value that a stream waits for

@@ -273,6 +273,7 @@ void RingEnd::EndFlight(uint32_t index, const Outcome& outcome) {
       if (outcome.status == 0 && (outcome.flags & MLPO_COMPLETION_WINDOW_COMPLETE) != 0) subgroup->WindowComplete();
     }
     if (flight.op == MLPO_OP_DISCARD && outcome.status == 0) subgroup->WindowDiscarded();
+    if (flight.op == MLPO_OP_RESTORE) subgroup->RestoreEnded(outcome.status);
     --subgroup->flights;
     subgroup->SettleSlot();
     subgroup->FreeIfUnused();

@@ -25,7 +25,7 @@ struct mlpo_subgroup {
   uint32_t epoch = 0;               // of the last UPDATE that was seen to succeed
   bool update_outstanding = false;  // submitted and not seen to end: the daemon has the slot
   bool freed = false;               // by the caller
-  bool holds_param = false;         // the slot's parameters are of `epoch`
+  bool holds_param = false;         // the slot's parameters are of `epoch`, or of a restore since
   uint32_t flights = 0;             // submissions that have not ended
   uint32_t unposted = 0;            // prepared requests that were neither posted nor abandoned
   uint64_t updates_ended = 0;
@@ -39,8 +39,11 @@ struct mlpo_subgroup {
   uint64_t* watch = nullptr;  // the caller's word, nullptr if none
 
   // A gradient is being put where the parameters are.
-  void GradBegins() {
+  void GradOverwrites() {
     if (grad == param) holds_param = false;
+  }
+  void GradBegins() {
+    GradOverwrites();
     window_open = true;
     window_over = false;
   }
@@ -57,6 +60,8 @@ struct mlpo_subgroup {
   bool MayGiveSlotBack() const { return !window_open && !update_outstanding && grad_flights == 0 && unposted == 0; }
   // Gives the slot back if nothing that is in it is needed.
   void SettleSlot();
+  // It leaves the rounded parameters in a slot of the subgroup's own.
+  void RestoreEnded(int32_t status) { holds_param = status == 0 && slot_bytes == 0; }
   void UpdateEnded(int32_t status) {
     update_outstanding = false;
     holds_param = status == 0;

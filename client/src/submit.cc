@@ -247,6 +247,19 @@ int mlpo_submit_grad(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, siz
   return mlpo::client::SubmitPieces(subgroup, pieces, static_cast<uint32_t>(count), deadline, request);
 }
 
+int mlpo_grad_begin(mlpo_subgroup* subgroup) {
+  if (subgroup == nullptr) return Fail(-EINVAL, "subgroup is NULL");
+  if (int code = subgroup->client->CheckProcess(); code != 0) return code;
+  RingEnd& ring = subgroup->client->ring;
+  MutexLock lock(ring.lock());
+  ring.Reap();
+  int code = ring.CheckOpen();
+  if (code == 0) code = mlpo::client::CheckSlotFree(subgroup);
+  if (code == 0) code = mlpo::client::CheckSlotLent(subgroup);
+  if (code == 0) subgroup->GradOverwrites();
+  return code;
+}
+
 int mlpo_prepare_grad(mlpo_subgroup* subgroup, const mlpo_grad_piece* pieces, size_t count, mlpo_request** request) {
   if (int code = mlpo::client::CheckGrad(subgroup, pieces, count, request); code != 0) return code;
   const mlpo_grad_piece whole = {0, subgroup->numel, MLPO_GRAD_VALUE, 0};

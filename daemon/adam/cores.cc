@@ -10,8 +10,6 @@ namespace mlpo {
 namespace {
 
 constexpr uint32_t kFewestWorkers = 4, kMostWorkers = 16;  // of a group, by default
-// Of one among many on a node's memory: well under what a core does alone (README.md).
-constexpr double kParametersPerWorkerPerS = 0.3e9;
 
 uint32_t CoresInside(hwloc_topology_t topology, hwloc_const_cpuset_t cpus) {
   int count = hwloc_get_nbobjs_inside_cpuset_by_type(topology, cpus, HWLOC_OBJ_CORE);

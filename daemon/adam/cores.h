@@ -58,6 +58,9 @@ class Cores {
   static Result<Cores> Loaded(hwloc_topology_t topology, const CpuSet& allowed);
 };
 
+// Of one among many on a node's memory: well under what a core does alone (README.md).
+inline constexpr double kParametersPerWorkerPerS = 0.3e9;
+
 // What takes parameters_per_s with half as much again; 0 if that is 0.
 uint32_t WorkersFor(double parameters_per_s);
 

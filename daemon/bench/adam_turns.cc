@@ -19,6 +19,7 @@
 #include "daemon/base/unique_fd.h"
 #include "daemon/bench/bench.h"
 #include "daemon/bench/timed_job.h"
+#include "daemon/types/element_bytes.h"
 
 namespace mlpo::bench {
 namespace {

@@ -119,7 +119,6 @@ int Io(const IoOptions& options);
 // What the daemon at `socket` ("": as clients find it) answers to "status".
 nlohmann::json DaemonStatus(const std::string& socket);
 void Print(const nlohmann::json& result, bool json);
-mlpo_dtype TypeNamed(const std::string& name);  // float32, float16, else bfloat16
-double Median(std::vector<double> values);      // at least one
+double Median(std::vector<double> values);  // at least one
 
 }  // namespace mlpo::bench

@@ -161,8 +161,7 @@ int Run(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
-    if (parameters.ends_with('B')) parameters.back() = 'G';  // billions of parameters, as people write them
-    train.parameters = Parsed(ParseCount(parameters));
+    train.parameters = Parsed(ParseParameters(parameters));
     if (!adam_parameters.empty()) adam.parameters = Parsed(ParseCount(adam_parameters));
     if (!io_block.empty()) io.block_bytes = Parsed(ParseSize(io_block));
     if (!io_piece.empty()) io.piece_bytes = static_cast<uint32_t>(Parsed(ParseSize(io_piece)));
@@ -212,10 +211,6 @@ nlohmann::json DaemonStatus(const std::string& socket) {
   mlpo_free(text);
   if (status.is_discarded()) throw BenchError("the daemon's status is not JSON");
   return status;
-}
-
-mlpo_dtype TypeNamed(const std::string& name) {
-  return name == "float32" ? MLPO_FLOAT32 : name == "float16" ? MLPO_FLOAT16 : MLPO_BFLOAT16;
 }
 
 double Median(std::vector<double> values) {

@@ -25,6 +25,7 @@
 #include "daemon/bench/fio.h"
 #include "daemon/bench/own_daemon.h"
 #include "daemon/bench/ping_pong.h"
+#include "daemon/types/element_bytes.h"
 
 namespace mlpo::bench {
 namespace {

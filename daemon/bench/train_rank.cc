@@ -16,6 +16,7 @@
 
 #include "daemon/adam/kernel.h"
 #include "daemon/bench/bench.h"
+#include "daemon/types/element_bytes.h"
 
 namespace mlpo::bench {
 namespace {

@@ -76,6 +76,13 @@ struct CheckpointConfig {
   uint32_t readers = 4;      // threads that read parts, of one rank's restore
 };
 
+// What part of a path's speed is this node's, where other nodes use the path as well.
+enum class ShareRule : uint8_t {
+  kFixed,     // PathConfig::share
+  kEqual,     // by the ranks that are here, of all that the job has
+  kMeasured,  // the same at first; then as the trainers' nodes tell each other what they see of it
+};
+
 struct PathConfig {
   std::string name;  // "": last component of the directory, made unique
   std::string directory;
@@ -85,8 +92,10 @@ struct PathConfig {
   bool direct = true;           // false: buffered I/O
   double read_limit = 0;        // declared bytes/s; 0: not declared
   double write_limit = 0;
-  double duplex = 0;                    // d of the path model; 0: not declared
-  uint64_t write_budget_bytes = 0;      // a day; 0: none
+  double duplex = 0;                // d of the path model; 0: not declared
+  uint64_t write_budget_bytes = 0;  // a day; 0: none
+  ShareRule share_rule = ShareRule::kFixed;
+  double share = 1;                     // kFixed: of what is declared or was measured, above 0 and at most 1; else 1
   double weight = 1;                    // policy "ratio"
   uint32_t turn_blocks = 0;             // of one session after another; 0: no turns
   std::string turn_direction = "both";  // one: only reads or only writes in a turn

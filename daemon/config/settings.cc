@@ -20,6 +20,7 @@ namespace {
 
 constexpr uint64_t kAny = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
 constexpr uint64_t kMiB = 1u << 20;
+constexpr double kLeastShare = 1e-6;  // of a path, for one node
 
 std::string KindOf(const RawValue& raw) {
   static constexpr std::array<const char*, 5> kKinds = {"a table, array or date", "a string", "an integer",
@@ -210,6 +211,41 @@ Setting<S> Speed(const char* key, double S::*field) {
               &FormatSpeed);
 }
 
+// A part of 1, or how it is found.
+Setting<PathConfig> Share(const char* key) {
+  return {key,
+          [](const RawValue& raw, PathConfig* path) {
+            const std::string wanted = "a number above 0 and at most 1, \"equal\" or \"measured\"";
+            double value = 0;
+            if (const auto* text = std::get_if<std::string>(&raw.value)) {
+              if (*text == "equal" || *text == "measured") {
+                path->share_rule = *text == "equal" ? ShareRule::kEqual : ShareRule::kMeasured;
+                path->share = 1;
+                return Status();
+              }
+              const Result<double> parsed = ParseReal(*text);
+              if (!parsed.ok()) return Status::Invalid("is \"" + Printable(*text) + "\"; allowed: " + wanted);
+              value = *parsed;
+            } else if (const auto* whole = std::get_if<int64_t>(&raw.value)) {
+              value = static_cast<double>(*whole);
+            } else if (const auto* number = std::get_if<double>(&raw.value)) {
+              value = *number;
+            } else {
+              return WrongType(raw, wanted);
+            }
+            if (!(value >= kLeastShare && value <= 1))
+              return Status::Invalid("is " + FormatNumber(value) + "; allowed: " + wanted);
+            path->share_rule = ShareRule::kFixed;
+            path->share = value;
+            return Status();
+          },
+          [](const PathConfig& path) {
+            return path.share_rule == ShareRule::kFixed   ? FormatNumber(path.share)
+                   : path.share_rule == ShareRule::kEqual ? Quote("equal")
+                                                          : Quote("measured");
+          }};
+}
+
 std::string CheckGroup(const std::string& text) {
   if (text.empty() || IsName(text)) return "";
   return "must name a group: " + std::string(kNameRule);
@@ -330,6 +366,7 @@ std::vector<Setting<PathConfig>> BuildPathSettings() {
           Real("duplex", &P::duplex, 0.5, 2, "a number from 0.5 to 2", &ParseReal, &FormatNumber),
           Number("write_budget", &P::write_budget_bytes, "a budget such as \"40TB/day\", or a number of bytes a day",
                  &ParseBudget, &FormatBudget, {.min = uint64_t{1} << 30, .zero = true}),
+          Share("share"),
           Real("weight", &P::weight, 1e-6, 1e6, "a number above 0", &ParseReal, &FormatNumber),
           Integer("turn.blocks", &P::turn_blocks, {.min = 1, .max = 65536, .zero = true}),
           Choice("turn.direction", &P::turn_direction, {"both", "one"}),

@@ -30,12 +30,15 @@ constexpr std::array<Unit, 12> kPrefixes = {{{"", 1},
                                              {"Gi", 1ull << 30},
                                              {"Ti", 1ull << 40},
                                              {"Pi", 1ull << 50}}};
+constexpr std::array<Unit, 1> kBillions = {{{"B", 1000'000'000ull}}};
 constexpr std::array<Unit, 8> kDurations = {
     {{"", 1}, {"s", 1}, {"sec", 1}, {"m", 60}, {"min", 60}, {"h", 3600}, {"d", 86400}, {"w", 604800}}};
 
 constexpr const char* kSizeHint =
     "use bytes or a unit: KB, MB, GB, TB, PB (powers of 1000) or KiB, MiB, GiB, TiB, PiB (powers of 1024)";
 constexpr const char* kCountHint = "use a number, or one with K, M, G (powers of 1000) or Ki, Mi, Gi (powers of 1024)";
+constexpr const char* kParametersHint =
+    "use a number, or one with K, M, B, T (powers of 1000) or Ki, Mi, Gi (powers of 1024)";
 constexpr const char* kSpeedHint = "use bytes per second, or a unit such as MB/s, GB/s or MiB/s";
 constexpr const char* kBudgetHint = "use bytes, or a size such as 40TB, with or without /day";
 constexpr const char* kDurationHint = "use whole seconds, or a unit: s, min, h, d";
@@ -113,6 +116,12 @@ std::string Format(uint64_t value, std::initializer_list<Unit> units, const char
 Result<uint64_t> ParseSize(std::string_view text) { return Parse(text, kPrefixes, true, "a size", kSizeHint); }
 
 Result<uint64_t> ParseCount(std::string_view text) { return Parse(text, kPrefixes, false, "a count", kCountHint); }
+
+Result<uint64_t> ParseParameters(std::string_view text) {
+  constexpr const char* kWhat = "a number of parameters";
+  return text.ends_with('B') ? Parse(text, kBillions, false, kWhat, kParametersHint)
+                             : Parse(text, kPrefixes, false, kWhat, kParametersHint);
+}
 
 Result<double> ParseSpeed(std::string_view text) {
   if (text.ends_with("/s")) {

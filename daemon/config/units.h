@@ -18,6 +18,8 @@ namespace mlpo {
 Result<uint64_t> ParseSize(std::string_view text);
 // "1Mi", "500K", "4096" -> elements; the same prefixes, without B.
 Result<uint64_t> ParseCount(std::string_view text);
+// The same, and with B for billions, as people write the sizes of models: "70B", "268M".
+Result<uint64_t> ParseParameters(std::string_view text);
 // "345MB/s", "1.2GiB/s", "345e6" -> bytes per second.
 Result<double> ParseSpeed(std::string_view text);
 // "40TB/day", or a size -> bytes a day.

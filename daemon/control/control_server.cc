@@ -38,8 +38,8 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(100);
 constexpr std::string_view kPathMethods = "paths_";
 
 bool TakesParameters(const std::string& method) {
-  return method == "bench" || method == "gc" || method == "checkpoint_request" || method.starts_with("trace_") ||
-         method.starts_with(kPathMethods);
+  return method == "bench" || method == "gc" || method == "checkpoint_request" || method == "share" ||
+         method == "share_figures" || method.starts_with("trace_") || method.starts_with(kPathMethods);
 }
 
 }  // namespace
@@ -77,6 +77,8 @@ class ControlServer::Core : public std::enable_shared_from_this<ControlServer::C
   void CollectGarbage(const std::shared_ptr<Connection>& connection, RpcRequest request);
   std::function<void(Result<std::string>)> Later(const std::shared_ptr<Connection>& connection, RpcRequest request);
   void RequestCheckpoint(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void ShareFigures(const std::shared_ptr<Connection>& connection, RpcRequest request);
+  void Share(const std::shared_ptr<Connection>& connection, RpcRequest request);
   // The recording: one at a time, kept until it has been read, or for a minute.
   struct Recording {
     uint64_t number = 0;
@@ -238,6 +240,10 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     CollectGarbage(connection, std::move(*request));
   } else if (request->method == "checkpoint_request") {
     RequestCheckpoint(connection, std::move(*request));
+  } else if (request->method == "share_figures") {
+    ShareFigures(connection, std::move(*request));
+  } else if (request->method == "share") {
+    Share(connection, std::move(*request));
   } else if (request->method == "drain") {
     Drain(connection, *request);
   } else if (request->method == "trace_start") {
@@ -254,8 +260,8 @@ void ControlServer::Core::Handle(const std::shared_ptr<Connection>& connection, 
     Reply(connection, *request,
           RpcErrorLine(request->id, RpcError::kNoMethod,
                        "no such method; known: status, sessions, paths, metrics, trace_start, trace_stop, trace_read, "
-                       "checkpoint_request, doctor, version, bench, gc, paths_disable, paths_enable, paths_evacuate, "
-                       "drain"));
+                       "checkpoint_request, share_figures, share, doctor, version, bench, gc, paths_disable, "
+                       "paths_enable, paths_evacuate, drain"));
   }
 }
 
@@ -434,6 +440,22 @@ void ControlServer::Core::RequestCheckpoint(const std::shared_ptr<Connection>& c
     if (!self || self->stopped_ || !asker || asker->closed()) return;
     Reply(asker, waiter.request, RpcResultLine(waiter.request.id, "{\"sessions\":" + std::to_string(sessions) + "}"));
   });
+}
+
+// Of the peer's own jobs, whoever it is: a job's name alone is nobody's.
+void ControlServer::Core::ShareFigures(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  std::string job;
+  if (const std::string wrong = ParseShareFigures(request.params, &job); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  handlers_.share_figures(connection->peer().uid, job, Later(connection, std::move(request)));
+}
+
+void ControlServer::Core::Share(const std::shared_ptr<Connection>& connection, RpcRequest request) {
+  ShareRequest told;
+  if (const std::string wrong = ParseShare(request.params, &told); !wrong.empty())
+    return Reply(connection, request, RpcErrorLine(request.id, RpcError::kInvalidParams, wrong));
+  told.uid = connection->peer().uid;
+  handlers_.share(told, Later(connection, std::move(request)));
 }
 
 void ControlServer::Core::Drain(const std::shared_ptr<Connection>& connection, const RpcRequest& request) {

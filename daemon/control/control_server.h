@@ -1,12 +1,12 @@
 // ControlServer: answers questions about the daemon on its control socket (JSON-RPC 2.0, one request a line).
 //
 // Methods: status, sessions, paths, metrics, version; trace_start, trace_stop and trace_read; checkpoint_request, of
-// the peer's own sessions, or all for administrators; drain, doctor, bench, gc, paths_disable, paths_enable and
-// paths_evacuate, for administrators. Root, the daemon's uid and members of the admin group see and command everything;
-// everyone else sees totals, paths, pool and the sessions of its own uid (SO_PEERCRED decides, at connect). Peers are
-// not trusted: requests are at most 64 KiB and answered one at a time, so that one who does not read costs one answer's
-// memory; idle connections are closed; connections are limited, per uid too; at most one snapshot is in the making for
-// all of them.
+// the peer's own sessions, or all for administrators; share_figures and share, of a job of the peer's own that has
+// sessions here; drain, doctor, bench, gc, paths_disable, paths_enable and paths_evacuate, for administrators. Root,
+// the daemon's uid and members of the admin group see and command everything; everyone else sees totals, paths, pool
+// and the sessions of its own uid (SO_PEERCRED decides, at connect). Peers are not trusted: requests are at most 64 KiB
+// and answered one at a time, so that one who does not read costs one answer's memory; idle connections are closed;
+// connections are limited, per uid too; at most one snapshot is in the making for all of them.
 //
 // Owner: the main thread, which runs the io_context; everything here happens there, the handlers are called there and
 // `snapshot` answers there. The io_context outlives the server; an answer that comes after the server is dropped.
@@ -21,6 +21,7 @@
 
 #include "daemon/base/status.h"
 #include "daemon/base/unix_socket.h"
+#include "daemon/types/node_figures.h"
 #include "daemon/types/snapshot.h"
 #include "daemon/types/trace.h"
 
@@ -48,6 +49,15 @@ struct GcRequest {
   std::string node;  // "": the daemon's own
 };
 
+// What a trainer tells of a path that nodes share: what each of them has told its own.
+struct ShareRequest {
+  uint32_t uid = 0;  // the peer's
+  std::string job;
+  std::string path;                // its name
+  std::vector<NodeFigures> nodes;  // busy_s: since the last time
+  size_t me = 0;                   // among them
+};
+
 struct ControlHandlers {
   std::function<void(std::function<void(Snapshot)>)> snapshot;                  // answers now or later
   std::function<void()> drain;                                                  // begins to drain; may be called again
@@ -65,6 +75,10 @@ struct ControlHandlers {
   // later, with how many there are.
   std::function<void(std::optional<uint32_t> uid, std::optional<std::string> job, std::function<void(uint64_t)>)>
       request_checkpoint = nullptr;
+  // What this node has to tell the others of a job of this user, and what they have told.
+  std::function<void(uint32_t uid, const std::string& job, std::function<void(Result<std::string> json)>)>
+      share_figures = nullptr;
+  std::function<void(const ShareRequest&, std::function<void(Result<std::string> json)>)> share = nullptr;
 };
 
 struct ControlOptions {

@@ -1,5 +1,7 @@
 #include "daemon/control/json_rpc.h"
 
+#include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "daemon/control/control_server.h"
@@ -8,6 +10,8 @@ namespace mlpo {
 namespace {
 
 using nlohmann::json;
+
+constexpr double kMostFigure = 1e24;  // sums and products of figures stay finite
 
 std::string Dump(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
@@ -94,6 +98,44 @@ std::string ParseCheckpointRequest(const std::string& params, std::optional<std:
     *job = value.get<std::string>();
   }
   return "";
+}
+
+std::string ParseShareFigures(const std::string& params, std::string* job) {
+  const json parsed = json::parse(params.empty() ? "{}" : params, nullptr, /*allow_exceptions=*/false);
+  const auto named = parsed.is_object() ? parsed.find("job") : parsed.end();
+  if (!parsed.is_object() || parsed.size() != 1 || named == parsed.end() || !named->is_string())
+    return "share_figures takes \"job\" (a string)";
+  *job = named->get<std::string>();
+  return "";
+}
+
+std::string ParseShare(const std::string& params, ShareRequest* request) {
+  const char* const kWrong =
+      "share takes \"job\" and \"path\" (strings), \"nodes\" (an array of [seen_bytes_per_s, busy_s, "
+      "others_bytes_per_s, step_bytes], finite and not negative) and \"me\" (an index in it)";
+  const json parsed = json::parse(params.empty() ? "{}" : params, nullptr, /*allow_exceptions=*/false);
+  if (!parsed.is_object() || parsed.size() != 4) return kWrong;
+  for (const auto& [key, value] : parsed.items()) {
+    if ((key == "job" || key == "path") && value.is_string()) {
+      (key == "job" ? request->job : request->path) = value.get<std::string>();
+    } else if (key == "me" && value.is_number_unsigned()) {
+      request->me = value.get<size_t>();
+    } else if (key == "nodes" && value.is_array()) {
+      for (const json& node : value) {
+        std::array<double, 4> figures{};
+        if (!node.is_array() || node.size() != figures.size()) return kWrong;
+        for (size_t i = 0; i < figures.size(); ++i) {
+          if (!node[i].is_number()) return kWrong;
+          figures[i] = node[i].get<double>();
+          if (!std::isfinite(figures[i]) || figures[i] < 0 || figures[i] > kMostFigure) return kWrong;
+        }
+        request->nodes.push_back({figures[0], figures[1], figures[2], figures[3]});
+      }
+    } else {
+      return kWrong;
+    }
+  }
+  return request->me < request->nodes.size() ? "" : kWrong;
 }
 
 std::optional<RpcRequest> ParseRpc(std::string_view line, std::string* reply) {

@@ -43,6 +43,11 @@ std::string ParsePathCommand(const std::string& params, PathCommand* command);
 // Likewise of "checkpoint_request". *job: nullopt without one.
 std::string ParseCheckpointRequest(const std::string& params, std::optional<std::string>* job);
 
+// Of "share_figures" and "share"; these fill all but the uid.
+std::string ParseShareFigures(const std::string& params, std::string* job);
+struct ShareRequest;
+std::string ParseShare(const std::string& params, ShareRequest* request);
+
 // `result` is JSON text.
 std::string RpcResultLine(const std::string& id, const std::string& result);
 std::string RpcErrorLine(const std::string& id, RpcError code, const std::string& message);

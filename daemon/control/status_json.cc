@@ -134,6 +134,16 @@ ordered_json Evacuation(const PathSnapshot& p) {
           {"done", p.evacuated}};
 }
 
+ordered_json Known(double bytes_per_s) { return bytes_per_s > 0 ? ordered_json(bytes_per_s) : ordered_json(); }
+
+ordered_json NodeShare(const PathSnapshot& p) {
+  return {{"share", p.node_share},
+          {"part", p.node_part},
+          {"nodes", p.nodes},
+          {"seen_bytes_per_s", p.seen_bytes_per_s},
+          {"granted_bytes_per_s", Known(p.granted_bytes_per_s)}};
+}
+
 ordered_json Paths(const Snapshot& snapshot) {
   ordered_json all = ordered_json::array();
   for (const PathSnapshot& p : snapshot.paths) {
@@ -165,6 +175,7 @@ ordered_json Paths(const Snapshot& snapshot) {
                    {"read_limit", p.read_limit},
                    {"write_limit", p.write_limit},
                    {"lifetime_written_bytes", p.lifetime_written_bytes},
+                   {"node_share", NodeShare(p)},
                    {"model",
                     {{"read_bytes_per_s", p.read_limit},
                      {"write_bytes_per_s", p.write_limit},
@@ -258,6 +269,18 @@ std::string BenchJson(const std::vector<BenchSnapshot>& paths) {
                    {"not_saved", p.not_saved}});
   }
   return Dump({{"paths", all}});
+}
+
+std::string FiguresJson(const std::string& daemon, const std::vector<std::pair<std::string, NodeFigures>>& paths) {
+  ordered_json all = ordered_json::object();
+  for (const auto& [name, p] : paths) all[name] = {p.seen_bytes_per_s, p.busy_s, p.others_bytes_per_s, p.step_bytes};
+  return Dump({{"daemon", daemon}, {"paths", std::move(all)}});
+}
+
+std::string ShareJson(uint64_t nodes, double granted_bytes_per_s, double total_bytes_per_s) {
+  return Dump({{"nodes", nodes},
+               {"granted_bytes_per_s", Known(granted_bytes_per_s)},
+               {"total_bytes_per_s", Known(total_bytes_per_s)}});
 }
 
 std::string VersionJson(const Snapshot& s) {

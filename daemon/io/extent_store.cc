@@ -161,7 +161,7 @@ Status ExtentStore::MakeRoom(const std::vector<double>& shares, uint64_t extents
   for (size_t i = 0; i < places_.size(); ++i) {
     Room& room = rooms[i];
     const double share = (share_sum > 0 ? shares[i] / share_sum : 0) * static_cast<double>(extents);
-    const auto want = static_cast<uint64_t>(std::ceil((copy && !room.next ? 2 : 1) * share * 1.25));
+    const auto want = static_cast<uint64_t>(std::ceil((copy && !room.next ? 2 : 1) * share * kReserve));
     room.grant = std::min(room.room, std::max(room.has, want));
     if (room.next) room.kept = std::min(reserved_[i] / extent_bytes, static_cast<uint64_t>(std::ceil(share)));
     total += room.kept + room.grant;

@@ -22,6 +22,7 @@ namespace mlpo {
 class ExtentStore {
  public:
   static constexpr auto kPatience = std::chrono::seconds(10);
+  static constexpr double kReserve = 1.25;  // of a path's share, where it has the room
 
   struct Place {
     Path* path = nullptr;

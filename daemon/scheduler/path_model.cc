@@ -100,7 +100,8 @@ double PathWorth(const PathParameters& path) {
   if (path.write_budget_bytes_per_s > 0) write = std::min(write, path.write_budget_bytes_per_s);
   const double r = 1 / read;
   const double w = 1 / write;
-  return 1 / std::max({r, w, path.duplex * (r + w)});
+  const double worth = 1 / std::max({r, w, path.duplex * (r + w)});
+  return path.granted_bytes_per_s > 0 ? std::min(worth, path.granted_bytes_per_s) : worth;
 }
 
 std::vector<double> PathShares(const std::vector<PathParameters>& paths, Policy policy) {
@@ -138,11 +139,30 @@ void PathModel::SetBuffers(uint32_t buffers) {
 }
 
 void PathModel::SetPath(PathIndex index, const PathParameters& parameters) {
+  const double granted = paths_[index].known.granted_bytes_per_s;
   Begin(paths_[index], parameters);
+  paths_[index].known.granted_bytes_per_s = granted;
   std::vector<PathParameters> all;
   for (const State& each : paths_) all.push_back(each.known);
   shares_ = PathShares(all, options_.policy);
   Settle();
+}
+
+void PathModel::Assume(PathIndex index, const PathParameters& parameters) {
+  if (paths_[index].known.origin != SpeedOrigin::kLearned) SetPath(index, parameters);
+}
+
+void PathModel::Grant(PathIndex index, double bytes_per_s) {
+  double& granted = paths_[index].known.granted_bytes_per_s;
+  if (granted > 0 && bytes_per_s > 0 && Near(bytes_per_s, granted)) return;
+  granted = bytes_per_s;
+  Settle();
+}
+
+double PathModel::seen_worth(PathIndex path) const {
+  PathParameters known = paths_[path].known;
+  known.granted_bytes_per_s = 0;
+  return PathWorth(known);
 }
 
 // With what is said of it, and nothing learned.

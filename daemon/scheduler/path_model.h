@@ -57,6 +57,7 @@ struct PathParameters {
   uint64_t read_depth_bytes = 0;        // in flight that reach the speed, as measured; 0: not known
   uint64_t write_depth_bytes = 0;
   SpeedOrigin origin = SpeedOrigin::kDefault;
+  double granted_bytes_per_s = 0;  // of its worth, beside other nodes that use the path; 0: all of it
 };
 
 const char* Name(SpeedOrigin origin);
@@ -92,12 +93,19 @@ class PathModel {
   // The pool has grown.
   void SetBuffers(uint32_t buffers);
 
-  // Of a path, from now on: measured anew.
+  // Of a path, from now on: measured anew. What it is granted stays.
   void SetPath(PathIndex path, const PathParameters& parameters);
+  // The same for a path of which nothing was learned yet; what was says more.
+  void Assume(PathIndex path, const PathParameters& parameters);
+  // The path counts as worth no more than this, whatever it can do; 0: as what it can. So the nodes' word can only make
+  // less use of a path than its own speeds say. Differences within the dead band are none.
+  void Grant(PathIndex path, double bytes_per_s);
 
   // As now believed.
   const PathParameters& path(PathIndex path) const { return paths_[path].known; }
   double worth(PathIndex path) const { return paths_[path].worth; }
+  // By its own speeds.
+  double seen_worth(PathIndex path) const;
   double share(PathIndex path) const { return shares_[path]; }
   // How long reading takes, for comparison between paths, while so much is written that may hinder it.
   double ReadSeconds(PathIndex path, double read_bytes, double write_bytes) const;

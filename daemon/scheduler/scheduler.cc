@@ -87,6 +87,11 @@ void Scheduler::SetPath(PathIndex path, const PathParameters& parameters) {
   SetLowWater();
 }
 
+void Scheduler::AssumePath(PathIndex path, const PathParameters& parameters) {
+  model_.Assume(path, parameters);
+  SetLowWater();
+}
+
 Scheduler::~Scheduler() {
   clean_.clear();
   clean_ahead_.clear();
@@ -393,6 +398,8 @@ void Scheduler::Fill(PathIndex index, PathSnapshot* snapshot, int64_t now_ns) co
   snapshot->write_limit = known.write_bytes_per_s;
   snapshot->duplex = known.duplex;
   snapshot->worth_bytes_per_s = model_.worth(index);
+  snapshot->seen_bytes_per_s = model_.seen_worth(index);
+  snapshot->granted_bytes_per_s = known.granted_bytes_per_s;
   snapshot->share = model_.share(index);
   snapshot->speeds_from = Name(known.origin);
   snapshot->read_queue_blocks = model_.QueueBlocks(index, Direction::kRead);

@@ -230,6 +230,9 @@ class Scheduler {
   const std::string& PathName(PathIndex path) const { return options_.path_names[path]; }
   // What is known of a path, from now on.
   void SetPath(PathIndex path, const PathParameters& parameters);
+  // See PathModel.
+  void AssumePath(PathIndex path, const PathParameters& parameters);
+  void GrantPath(PathIndex path, double bytes_per_s) { model_.Grant(path, bytes_per_s); }
 
   // Why the path cannot be disabled: no other takes what is written; "" if it can.
   std::string WhyNeeded(PathIndex path) const;

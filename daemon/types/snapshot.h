@@ -64,6 +64,11 @@ struct PathSnapshot {
   double duplex = 0;  // d of the path model
   double worth_bytes_per_s = 0;
   double share = 0;                // of 1
+  std::string node_share = "1";    // [[path]] share, as it is written
+  double node_part = 1;            // of what is declared or was measured of it, for this node
+  uint32_t nodes = 0;              // that have last told each other what they see of it; 0: none
+  double seen_bytes_per_s = 0;     // worth by its own speeds, without what it is granted
+  double granted_bytes_per_s = 0;  // at most, by what the nodes have told; 0: no limit
   std::string speeds_from;         // default, declared, calibrated, learned
   uint32_t read_queue_blocks = 0;  // that may be in flight
   uint32_t write_queue_blocks = 0;

@@ -25,6 +25,7 @@ import signal
 import statistics
 import sys
 import time
+from typing import Any, Callable
 
 # One process, no accelerator.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -75,25 +76,50 @@ def memory_bytes(name: str) -> int:
     raise LookupError(name)
 
 
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """What is trained, and for how long."""
+    parser.add_argument("--layers", type=int, default=64)
+    parser.add_argument("--hidden", type=int, default=2048, help="parameters = layers * hidden^2")
+    parser.add_argument("--sub-group-size", type=float, default=2e7)
+    parser.add_argument("--iterations", type=int, default=5, help="2 and more; the first does not count")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", required=True, help="folder for the swap files, removed at the end")
     parser.add_argument("--device", choices=["nvme", "cpu"], default="nvme",
                         help="cpu: state stays in host memory; its backward is the arithmetic that any way must do")  # fmt: skip
-    parser.add_argument("--layers", type=int, default=64)
-    parser.add_argument("--hidden", type=int, default=2048, help="parameters = layers * hidden^2")
-    parser.add_argument("--sub-group-size", type=float, default=2e7)
+    add_model(parser)
     parser.add_argument("--buffers", type=int, default=16)
-    parser.add_argument("--iterations", type=int, default=5, help="2 and more; the first does not count")
     arguments = parser.parse_args()
     if arguments.iterations < 2:
         parser.error("--iterations: 2 and more")
     try:
         import deepspeed
-        import torch
+        import torch  # noqa: F401
     except ImportError as error:
         print(f"skipped: {error}; see the top of {sys.argv[0]}", file=sys.stderr)
         return 77
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder goes
+    os.makedirs(arguments.dir, exist_ok=True)
+    try:
+        result = measure(arguments, config(arguments), deepspeed.initialize)
+    finally:
+        shutil.rmtree(arguments.dir, ignore_errors=True)
+    print(json.dumps(result))
+    return 0
+
+
+def measure(
+    arguments: argparse.Namespace,
+    settings: dict,
+    initialize: Callable[..., Any],
+    end_step: Callable[[Any], dict] = lambda engine: {},
+) -> dict:
+    """Trains, and returns the medians. `initialize` is deepspeed.initialize or stands for it. end_step(engine) waits for
+    what a step has left to do, counted with it, and what it returns is added to the iteration's line."""
+    import deepspeed
+    import torch
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:
@@ -107,37 +133,32 @@ def main() -> int:
                 x = x + torch.tanh(block(x))
             return x
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the folder goes
-    os.makedirs(arguments.dir, exist_ok=True)
     rows = []
-    try:
-        deepspeed.init_distributed("gloo")
-        torch.manual_seed(0)
-        model = Net()
-        parameters = sum(p.numel() for p in model.parameters())
-        engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config(arguments))
-        x = torch.randn(ROWS_PER_BATCH, arguments.hidden, dtype=torch.bfloat16)
-        for iteration in range(arguments.iterations):
-            t0 = time.perf_counter()
-            loss = (engine(x).float() ** 2).mean()
-            t1 = time.perf_counter()
-            engine.backward(loss)
-            t2 = time.perf_counter()
-            engine.step()
-            t3 = time.perf_counter()
-            rows.append((t1 - t0, t2 - t1, t3 - t2))
-            line = {"iteration": iteration, "loss": loss.item()}
-            print(json.dumps({**line, "forward_s": t1 - t0, "backward_s": t2 - t1, "step_s": t3 - t2}), flush=True)
-    finally:
-        shutil.rmtree(arguments.dir, ignore_errors=True)
+    deepspeed.init_distributed("gloo")
+    torch.manual_seed(0)
+    model = Net()
+    parameters = sum(p.numel() for p in model.parameters())
+    engine, *_ = initialize(model=model, model_parameters=model.parameters(), config=settings)
+    x = torch.randn(ROWS_PER_BATCH, arguments.hidden, dtype=torch.bfloat16)
+    for iteration in range(arguments.iterations):
+        t0 = time.perf_counter()
+        loss = (engine(x).float() ** 2).mean()
+        t1 = time.perf_counter()
+        engine.backward(loss)
+        t2 = time.perf_counter()
+        engine.step()
+        more = end_step(engine)
+        t3 = time.perf_counter()
+        rows.append((t1 - t0, t2 - t1, t3 - t2))
+        line = {"iteration": iteration, "loss": loss.item(), **more}
+        print(json.dumps({**line, "forward_s": t1 - t0, "backward_s": t2 - t1, "step_s": t3 - t2}), flush=True)
     forward_s, backward_s, step_s = (statistics.median(row[i] for row in rows[1:]) for i in range(3))
     result = {"parameters": parameters, "forward_s": forward_s, "backward_s": backward_s, "step_s": step_s}
     result["iteration_s"] = forward_s + backward_s + step_s
     result["parameters_per_s"] = parameters / (backward_s + step_s)
     result["memory"] = {"locked_bytes": memory_bytes("VmLck"), "peak_resident_bytes": memory_bytes("VmHWM")}
     result["deepspeed"], result["torch"] = deepspeed.__version__, torch.__version__
-    print(json.dumps(result))
-    return 0
+    return result
 
 
 if __name__ == "__main__":

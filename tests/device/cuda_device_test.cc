@@ -184,6 +184,18 @@ struct Session {
     Must(mlpo_cuda_copy_grad(slot, &piece, 1, stream, &request), "copy_grad");
     return request;
   }
+  // The same of FP32 in two parts, by two streams, which are written first and then submitted.
+  mlpo_request* GradInParts(const void* device, uint64_t count, const cudaStream_t* streams) const {
+    const auto* at = static_cast<const float*>(device);
+    const uint64_t half = count / 2;
+    Must(cudaStreamSynchronize(streams[0]), "synchronize");  // the gradient is there for the other stream, too
+    Must(mlpo_cuda_write_grad(slot, 0, half, at, streams[0]), "write_grad");
+    Must(mlpo_cuda_write_grad(slot, half, count - half, at + half, streams[1]), "write_grad");
+    const mlpo_cuda_piece piece = {0, count, nullptr, MLPO_GRAD_VALUE, MLPO_CUDA_IN_SLOT};
+    mlpo_request* request = nullptr;
+    Must(mlpo_cuda_copy_grad(slot, &piece, 1, streams[0], &request), "copy_grad");
+    return request;
+  }
   mlpo_client* client = nullptr;
   mlpo_subgroup* subgroup = nullptr;
   mlpo_cuda* cuda = nullptr;
@@ -229,7 +241,10 @@ void TestRounds(const std::string& socket) {
     Must(cudaMemcpyAsync(grad.data, values.data(), kElements * 4, cudaMemcpyHostToDevice, streams[0]), "cudaMemcpy");
     mlpo_result result = {};
     result.struct_size = sizeof result;
-    Must(End(session.Grad(grad.data, kElements, streams[0]), &result), "the gradient");
+    const bool in_parts = round % 2 == 0;
+    mlpo_request* gradient =
+        in_parts ? session.GradInParts(grad.data, kElements, streams) : session.Grad(grad.data, kElements, streams[0]);
+    Must(End(gradient, &result), "the gradient");
     Check(result.sum_of_squares == sum, "the gradient's bytes are of this round");
     mlpo_request* update = SignUpdate(session.subgroup);
     Must(mlpo_cuda_copy_param(session.slot, 0, kElements, param.data, streams[1], 60 * kSecond), "copy_param");

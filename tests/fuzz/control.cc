@@ -48,6 +48,13 @@ class Server {
     };
     handlers.request_checkpoint = [](std::optional<uint32_t>, std::optional<std::string>,
                                      std::function<void(uint64_t)> answer) { answer(1); };
+    handlers.share_figures = [](uint32_t, const std::string& job, std::function<void(Result<std::string>)> answer) {
+      answer(Status(-ENOENT, "no session of job '" + job + "' is connected"));
+    };
+    handlers.share = [](const ShareRequest& told, std::function<void(Result<std::string>)> answer) {
+      FUZZ_CHECK(told.me < told.nodes.size(), std::to_string(told.me));
+      answer(std::string("{}"));
+    };
     Result<std::unique_ptr<ControlServer>> opened = ControlServer::Open(io_, options_, std::move(handlers));
     FUZZ_CHECK(opened.ok(), opened.status().message());
     server_ = std::move(*opened);
@@ -152,7 +159,9 @@ std::vector<std::string> mlpo::test::FuzzSeeds() {
   for (const auto& [method, params] :
        {std::pair("paths_disable", R"({"path":"a"})"), std::pair("paths_enable", R"({"path":"/a"})"),
         std::pair("paths_evacuate", R"({"path":""})"), std::pair("gc", R"({"dry_run":true,"node":"n"})"),
-        std::pair("checkpoint_request", R"({"job":"a"})"), std::pair("trace_start", R"({"seconds":1})")}) {
+        std::pair("checkpoint_request", R"({"job":"a"})"), std::pair("share_figures", R"({"job":"a"})"),
+        std::pair("share", R"({"job":"a","path":"p","nodes":[[1e9,0.5,0,1],[1,2,3,4]],"me":1})"),
+        std::pair("trace_start", R"({"seconds":1})")}) {
     std::string line = with_params;
     line.replace(line.find('%'), 1, method);
     seeds.push_back('\0' + line + params + "}\n");

@@ -15,44 +15,7 @@ import warnings
 import mlpo
 import mlpo.cuda
 import numpy as np
-
-fake = ctypes.CDLL(None)
-fake.fake_cuda_last_violation.restype = ctypes.c_char_p
-
-
-class Tensor:
-    """An array in what the stand-in takes for device memory."""
-
-    is_cuda = True
-
-    def __init__(self, values: np.ndarray, dtype: str) -> None:
-        self.dtype = f"torch.{dtype}"
-        self._pointer = ctypes.c_void_p()
-        assert fake.cudaMalloc(ctypes.byref(self._pointer), ctypes.c_size_t(max(1, values.nbytes))) == 0
-        memory = (ctypes.c_char * values.nbytes).from_address(self._pointer.value)
-        self.array = np.frombuffer(memory, values.dtype)
-        self.array[:] = values
-
-    def data_ptr(self) -> int:
-        return self._pointer.value
-
-    def numel(self) -> int:
-        return self.array.size
-
-    def is_contiguous(self) -> bool:
-        return True
-
-
-class Stream:
-    """As torch's: a handle in cuda_stream."""
-
-    def __init__(self) -> None:
-        handle = ctypes.c_void_p()
-        assert fake.cudaStreamCreateWithFlags(ctypes.byref(handle), 1) == 0
-        self.cuda_stream = handle.value
-
-    def synchronize(self) -> None:
-        assert fake.cudaStreamSynchronize(ctypes.c_void_p(self.cuda_stream)) == 0
+from stand_in_torch import Stream, Tensor, fake
 
 
 def raises(kind, text, call):

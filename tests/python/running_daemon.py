@@ -65,8 +65,10 @@ class Daemon:
         layout: Layout,
         again: bool = False,
         enter: Optional[Callable[[], None]] = None,
+        more: str = "",
     ) -> None:
-        """`again`: on the paths that an earlier one had there. `enter`: called in its process before the program."""
+        """`again`: on the paths that an earlier one had there. `enter`: called in its process before the program.
+        `more`: of the configuration, behind the layout's."""
         self.layout = layout
         self.socket = str(directory / "mlpo.sock")
         self.log = directory / "daemon.log"
@@ -80,7 +82,7 @@ class Daemon:
             path.mkdir(exist_ok=again)
             lines += ["[[path]]", f'directory = "{path}"', f'engine = "{layout.engine}"']
             lines += ["persistent = true"] if layout.persistent else []
-        config.write_text("\n".join(lines) + "\n")
+        config.write_text("\n".join(lines) + "\n" + more)
         environment = {key: value for key, value in os.environ.items() if not key.startswith("MLPO_")}
         with self.log.open("ab" if again else "wb") as log:
             self.process = subprocess.Popen(

@@ -11,7 +11,7 @@ import sys
 import mlpo
 import mlpo.cuda
 import pytest
-from running_daemon import Layout, program
+from running_daemon import Daemon, Layout, program
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -41,14 +41,28 @@ def test_a_missing_runtime_is_named_where_torch_is_missing_too(monkeypatch: pyte
     assert "libcudart.so.13: cannot open" in mlpo.cuda.why_not()
 
 
-def test_on_the_stand_in_for_the_cuda_runtime(daemon_of) -> None:
-    """Copies in stream order, waits, failures, closing and collecting, in a process without torch."""
+def run_on_stand_in(script: str, *arguments: str) -> None:
+    """Runs a script of this folder with the stand-in for the CUDA runtime; skips where there is none."""
     if not mlpo.cuda.available():
         pytest.skip(mlpo.cuda.why_not())
     runtimes = sorted((program().parents[1] / "tests" / "fake_cuda").glob("libcudart.so.*"))
     if not runtimes:
         pytest.skip("the stand-in for the CUDA runtime was not built")
     environment = {**os.environ, "LD_PRELOAD": str(runtimes[0])}
-    command = [sys.executable, str(HERE / "cuda_process.py"), daemon_of(Layout()).socket]
+    command = [sys.executable, str(HERE / script), *arguments]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0 and ended.stdout == "passed\n", ended.stdout + ended.stderr
+
+
+def test_on_the_stand_in_for_the_cuda_runtime(daemon_of) -> None:
+    """Copies in stream order, waits, failures, closing and collecting, in a process without torch."""
+    run_on_stand_in("cuda_process.py", daemon_of(Layout()).socket)
+
+
+def test_an_optimizers_copies_on_the_stand_in(tmp_path: pathlib.Path) -> None:
+    """Gradients on one stream, parameters on another, nothing waited for; updates that fail, a daemon that dies."""
+    daemon = Daemon(tmp_path, Layout())
+    try:
+        run_on_stand_in("device_process.py", daemon.socket, str(daemon.process.pid))
+    finally:
+        daemon.kill()

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+import warnings
 from typing import Any, Callable
 
 import mlpo
@@ -440,30 +441,31 @@ def test_values_that_are_refused(make: Make) -> None:
 
 
 def test_copies_and_what_is_not_offered(make: Make) -> None:
-    """deepcopy and pickle point to state_dict(); absent functions name what to use."""
+    """deepcopy and pickle point to state_dict(); attach_ddp() says which model it takes."""
     optimizer = make([Parameter(torch.ones(2))])
     for copying in (copy.deepcopy, copy.copy, pickle.dumps):
         with pytest.raises(TypeError, match="state_dict"):
             copying(optimizer)
-    for call in (lambda: optimizer.attach_ddp(None),):
-        with pytest.raises(mlpo.NotOfferedError, match="not offered by this version"):
-            call()
+    with pytest.raises(TypeError, match="DistributedDataParallel, not Linear"):
+        optimizer.attach_ddp(torch.nn.Linear(2, 2))
 
 
-def test_ranks_of_torch_distributed_are_refused_unless_replicas(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With more than one rank each would keep a whole copy: an error names the number, replicas=True allows it."""
+def test_copies_of_the_state_are_warned_of_unless_replicas(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more than one rank each keeps a whole copy: a warning names the number once, replicas=True means it."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
     for replicas in (False, True):
         w = Parameter(torch.ones(2))
         optimizer = make([w], replicas=replicas, lr=0.5, weight_decay=0.0)
         w.grad = torch.ones(2)
-        if replicas:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
             optimizer.step()
-        else:
-            with pytest.raises(mlpo.NotOfferedError, match="8 ranks"):
-                optimizer.step()
-        assert float(w.detach()[0]) == pytest.approx(0.5 if replicas else 1.0, rel=1e-6)
+            optimizer.add_param_group({"params": [Parameter(torch.ones(2))]})
+            optimizer.reload_masters()
+        texts = [str(each.message) for each in warned if "ranks of torch.distributed" in str(each.message)]
+        assert len(texts) == (not replicas) and all("8 ranks" in text and "shard_group=" in text for text in texts)
+        assert float(w.detach()[0]) == pytest.approx(0.5, rel=1e-6)
 
 
 def test_names_keep_optimizers_apart(daemon_of, connect_to) -> None:

@@ -121,6 +121,15 @@ void Walk(mlpo_client* client, mlpo_cuda* cuda, uint64_t number, uint64_t rounds
       sum += static_cast<double>(g) * g;
       expected[i] -= g > 0 ? 1.0f : -1.0f;
     }
+    // Half of the time it is written first, by both streams in turns, and submitted as it is in the slot.
+    if (random() % 2 == 0) {
+      for (mlpo_cuda_piece& piece : pieces) {
+        const cudaStream_t writes = random() % 2 == 0 ? first : second;
+        Must(mlpo_cuda_write_grad(slot, piece.first, piece.count, piece.device, writes), "write_grad");
+        piece.device = nullptr;
+        piece.flags = MLPO_CUDA_IN_SLOT;
+      }
+    }
     const size_t cut = random() % (kPieces + 1);
     mlpo_request* requests[2] = {};
     if (cut > 0) Must(mlpo_cuda_copy_grad(slot, pieces.data(), cut, first, &requests[0]), "copy_grad");

@@ -88,7 +88,8 @@ class ControlScene {
   mlpo::Snapshot snapshot = MadeUpSnapshot();  // set before Start, or in the server's thread
   mlpo::Trace trace;                           // what every recording has
   bool hold_answers = false;                   // snapshots are not answered until Release()
-  std::vector<std::string> commands;           // for paths and gc, in the server's thread
+  std::vector<std::string> commands;           // for paths, gc and figures, in the server's thread
+  std::vector<mlpo::ShareRequest> shares;      // likewise
   std::string gc_report = R"({"dry_run":false,"bytes":0,"removed":[],"kept":[],"failed":[]})";
   bool holds_blocks = false;  // an evacuation does not end
   std::atomic<int> asked{0}, drains{0}, examinations{0};
@@ -144,6 +145,17 @@ class ControlScene {
       for (const mlpo::SessionSnapshot& session : snapshot.sessions)
         asked_sessions += (!uid || session.uid == *uid) && (!job || session.job == *job);
       answer(asked_sessions);
+    };
+    handlers.share_figures = [this](uint32_t uid, const std::string& job,
+                                    const std::function<void(mlpo::Result<std::string>)>& answer) {
+      commands.push_back("figures of " + job + " for " + std::to_string(uid));
+      answer(std::string(R"({"daemon":"d","paths":{}})"));
+    };
+    handlers.share = [this](const mlpo::ShareRequest& told,
+                            const std::function<void(mlpo::Result<std::string>)>& answer) {
+      shares.push_back(told);
+      if (told.path != "nvme") return answer(mlpo::Status(-EINVAL, "no path '" + told.path + "'"));
+      answer(std::string(R"({"nodes":2})"));
     };
     OnServerThread([&] {
       auto opened = mlpo::ControlServer::Open(io_, options, std::move(handlers));

@@ -295,6 +295,50 @@ TEST_CASE("Deferred.TheWatchedWordCountsUpdatesWhateverTheyEndWith") {
   mlpo_subgroup_free(subgroup);
 }
 
+TEST_CASE("Deferred.WhetherASlotHoldsParametersIsTold") {
+  auto script = std::make_shared<Script>();
+  std::atomic<bool> fails{false}, hold{false};
+  script->welcome = [](mlpo_welcome* welcome) { welcome->features |= MLPO_FEATURE_SNAPSHOT; };
+  script->answer = [&](const mlpo_submission& submission, const mlpo_hyper&) -> std::optional<FakeAnswer> {
+    FakeAnswer answer;
+    if (submission.op == MLPO_OP_RESTORE && fails) {
+      answer.completion.status = MLPO_ERR_IO;
+      return answer;
+    }
+    answer.hold = true;
+    return submission.op == MLPO_OP_UPDATE && hold ? std::optional(answer) : std::nullopt;
+  };
+  FakeDaemon daemon(script);
+  Connected client(daemon);
+  mlpo_subgroup* subgroup = client.Register("w", 4);
+  const auto restore = [&] {
+    mlpo_request* request = nullptr;
+    REQUIRE(mlpo_submit_restore(subgroup, 1, kSecond, &request) == 0);
+    const int code = mlpo_request_wait(request, 5 * kSecond, nullptr);
+    mlpo_request_free(request);
+    return code;
+  };
+  CHECK(Info(subgroup).holds_param == 0);
+  CHECK(restore() == 0);
+  CHECK(Info(subgroup).holds_param == 1);
+  CHECK(mlpo_grad_begin(nullptr) == -EINVAL);
+  REQUIRE(mlpo_grad_begin(subgroup) == 0);
+  CHECK(Info(subgroup).holds_param == 0);
+  CHECK(restore() == 0);
+  fails = true;
+  CHECK(restore() == MLPO_ERR_IO);
+  CHECK(Info(subgroup).holds_param == 0);
+  // While the daemon has the slot it cannot be written.
+  hold = true;
+  mlpo_request *grad = nullptr, *update = nullptr;
+  REQUIRE(mlpo_submit_grad(subgroup, nullptr, 0, kSecond, &grad) == 0);
+  REQUIRE(mlpo_submit_update(subgroup, nullptr, kSecond, &update) == 0);
+  CHECK(mlpo_grad_begin(subgroup) == MLPO_ERR_SLOT_BUSY);
+  mlpo_request_free(grad);
+  mlpo_request_free(update);
+  mlpo_subgroup_free(subgroup);
+}
+
 TEST_CASE("Deferred.TheArenaIsListedPieceByPiece") {
   FakeDaemon daemon;
   Connected client(daemon);

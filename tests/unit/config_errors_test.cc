@@ -99,6 +99,10 @@ TEST_CASE("LoadConfig.OutOfRangeSaysWhatIsAllowed") {
   ExpectOne("[[path]]\ndirectory = \"/a\"\nturn = { direction = \"one\" }\n", 1, {"needs turn.blocks"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nduplex = 2.5\n", 3, {"path.duplex", "0.5 to 2"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nread_limit = -5\n", 3, {"path.read_limit"});
+  for (const char* share : {"0", "-1", "1.5", "nan", "\"half\"", "true"}) {
+    ExpectOne("[[path]]\ndirectory = \"/a\"\nshare = " + std::string(share) + "\n", 3,
+              {"path.share", "above 0 and at most 1, \"equal\" or \"measured\""});
+  }
   ExpectOne("[[path]]\ndirectory = \"/a\"\nread_limit = nan\n", 3, {"finite"});
   ExpectOne("[[path]]\ndirectory = \"/a\"\nread_limit = \"345MB\"\n", 3, {"345MB", "MB/s"});
 }

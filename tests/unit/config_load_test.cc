@@ -60,6 +60,7 @@ read_limit = "345MB/s"
 write_limit = 180000000
 duplex = 1.25
 exclusive = true
+share = "measured"
 
 [[path]]
 directory = "/scratch/pfs"
@@ -67,6 +68,7 @@ persistent = true
 engine = "threads"
 direct = false
 turn = { blocks = 8, direction = "one" }
+share = 0.25
 
 [quota]
 user_sessions = 64
@@ -130,6 +132,7 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.paths[0].write_limit == 180e6);
   CHECK(config.paths[0].duplex == 1.25);
   CHECK(config.paths[0].exclusive);
+  CHECK(config.paths[0].share_rule == ShareRule::kMeasured);
   CHECK(config.paths[0].turn_blocks == 0);
   CHECK(config.paths[0].turn_direction == "both");
   CHECK(config.paths[1].name == "pfs");
@@ -138,6 +141,8 @@ void CheckEverySetting(const Config& config) {
   CHECK(config.paths[1].engine == "threads");
   CHECK_FALSE(config.paths[1].direct);
   CHECK(config.paths[1].capacity_bytes == 0);
+  CHECK(config.paths[1].share_rule == ShareRule::kFixed);
+  CHECK(config.paths[1].share == 0.25);
   CHECK(config.paths[1].turn_blocks == 8);
   CHECK(config.paths[1].turn_direction == "one");
 }
@@ -153,10 +158,24 @@ TEST_CASE("LoadConfig.EverySettingOfAFile") {
   CHECK(config.origins.at("path.pfs.capacity") == "default");
 }
 
+TEST_CASE("LoadConfig.ANodesShareOfAPathIsANumberOrARule") {
+  ConfigScene scene;
+  const auto share = [&](const std::string& text) {
+    return scene.Good(scene.LoadText("[[path]]\ndirectory = \"/a\"\n" + text)).paths.at(0);
+  };
+  CHECK(share("").share_rule == ShareRule::kFixed);
+  CHECK(share("").share == 1);
+  CHECK(share("share = \"equal\"\n").share_rule == ShareRule::kEqual);
+  CHECK(share("share = \"0.5\"\n").share == 0.5);  // as the environment has it
+  CHECK(share("share = 1\n").share == 1);
+  const LoadOutcome printed = scene.LoadText("[[path]]\ndirectory = \"/a\"\nshare = \"equal\"\n", {"--print-config"});
+  CHECK(Has(printed.output, "share = \"equal\""));
+}
+
 TEST_CASE("LoadConfig.TheTableHasEveryFieldOfConfig") {
   // Each field of config.h must be settable and printed.
   CHECK(Settings().size() == 42);
-  CHECK(PathSettings().size() == 14);
+  CHECK(PathSettings().size() == 15);
 }
 
 TEST_CASE("PrintConfig.LoadsBackToTheSame") {

@@ -46,6 +46,15 @@ TEST_CASE("Units.CountsSpeedsDurations") {
   CHECK(*ParseCount("1Mi") == 1048576);
   CHECK(*ParseCount("500K") == 500000);
   CHECK_FALSE(ParseCount("1MiB").ok());  // elements are not bytes
+  CHECK(*ParseParameters("70B") == 70'000'000'000);
+  CHECK(*ParseParameters("1.5B") == 1'500'000'000);
+  CHECK(*ParseParameters("268M") == 268'000'000);
+  CHECK(*ParseParameters("256Mi") == 268'435'456);
+  CHECK(*ParseParameters("7") == 7);
+  for (const char* text : {"", "B", "70b", "70GB", "268MB", "-1B", "7e9", "70B/s", "70 billion"}) {
+    INFO(text);
+    CHECK(ParseParameters(text).status().code() == -EINVAL);
+  }
   CHECK(*ParseSpeed("345MB/s") == 345e6);
   CHECK(*ParseSpeed("1.2GiB/s") == std::floor(1.2 * 1073741824));
   CHECK(*ParseSpeed("345e6") == 345e6);

@@ -190,6 +190,26 @@ TEST_CASE("Ctl.PathsSayWhatIsWrong") {
   CHECK(Has(Ctl({"paths", "--socket", scene.socket}).out, "disabled since 12.0 s: evacuated"));
 }
 
+TEST_CASE("Ctl.PathsSayWhatOtherNodesLeaveOfThem") {
+  ControlScene scene;
+  scene.Start();
+  CHECK_FALSE(Has(Ctl({"status", "--socket", scene.socket}).out, "shared with other nodes"));
+  scene.OnServerThread([&] {
+    mlpo::PathSnapshot& path = scene.snapshot.paths.at(0);
+    path.node_share = "measured";
+    path.node_part = 0.25;
+    path.nodes = 4;
+    path.seen_bytes_per_s = 900e6;
+    path.granted_bytes_per_s = 700e6;
+  });
+  for (const char* command : {"status", "paths"}) {
+    const Outcome outcome = Ctl({command, "--socket", scene.socket});
+    INFO(outcome.out);
+    CHECK(Has(outcome.out, "shared with other nodes:"));
+    for (const char* part : {"measured", "25.0 %", "900.0 MB/s", "700.0 MB/s"}) CHECK(Has(outcome.out, part));
+  }
+}
+
 TEST_CASE("Ctl.GcShowsWhatTheDaemonRemoved") {
   ControlScene scene;
   scene.Start();
@@ -299,6 +319,53 @@ TEST_CASE("Ctl.CheckpointsOfADirectoryAreListed") {
   CHECK(Ctl({"checkpoint", "remove", dir / "", "../x"}).code == 1);
 }
 
+// By mlpo-daemon's own tool, too. The figures are plan_test's.
+TEST_CASE("Ctl.PlanIsShownAsATableOrAsJson") {
+  const std::vector<std::string> plan = {"plan",   "--params", "70B",      "--ranks", "4", "--path", "nvme=6.9/5.3GB/s",
+                                         "--path", "pfs=3.6",  "--memory", "400GiB"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), plan.begin(), plan.end());
+    return Ctl(more);
+  };
+  const Outcome shown = with({});
+  INFO(shown.out << shown.err);
+  CHECK(shown.code == 0);
+  CHECK(shown.err == "");
+  for (const char* part :
+       {"70.0 B parameters, 4 ranks", "pool 400.0 GiB", "arenas 130.4 GiB", "782.3 GiB of state", "6.9 GB/s",
+        "5.3 GB/s", "3.0 GB/s", "1.8 GB/s", "51.1%", "1 min 25 s", "58.3 s on 4 workers"})
+    CHECK(Has(shown.out, part));
+  const Outcome as_json = with({"--json"});
+  CHECK(as_json.code == 0);
+  CHECK(std::count(as_json.out.begin(), as_json.out.end(), '\n') == 1);
+  const json report = json::parse(as_json.out);
+  CHECK(report["schema_version"] == 1);
+  CHECK(report["state"] == "fine");
+  CHECK(report["memory"]["pool_bytes"] == 400ull << 30);
+  CHECK(report["memory"]["node_bytes"].is_null());
+  CHECK(report["storage"]["state_bytes"] == 66760ull * 12582912);
+  CHECK(report["step"]["read_bytes"] == 32627ull * 12582912);
+  CHECK(report["step"]["written_bytes"] == report["step"]["read_bytes"]);
+  REQUIRE(report["paths"].size() == 2);
+  CHECK(report["paths"][1]["name"] == "pfs");
+  CHECK(report["paths"][1]["worth_bytes_per_s"].get<double>() == Approx(1.8e9));
+  CHECK(report["findings"].empty());
+  // Those of a path are said with its name, and the exit code is the worst one's.
+  const Outcome warned = with({"--path", "old=50MB/s"});
+  CHECK(warned.code == 2);
+  CHECK(Has(warned.out, "old: is worth"));
+  CHECK(Has(warned.out, "-> leave it out"));
+  const Outcome full = with({"--node-memory", "450GiB", "--json"});
+  CHECK(full.code == 1);
+  CHECK(json::parse(full.out)["state"] == "failed");
+  CHECK(json::parse(full.out)["findings"][0]["check"] == "memory");
+  const Outcome wrong = with({"--path", "tape=fast"});
+  CHECK(wrong.code == 64);
+  CHECK(wrong.out == "");
+  CHECK(Has(wrong.err, "--path tape=fast"));
+  CHECK(Has(Ctl({"plan", "--help"}).out, "--params"));
+}
+
 TEST_CASE("Ctl.NoDaemonIs69AndSaysWhatToDo") {
   ScratchDir dir;
   for (const char* command : {"status", "paths", "sessions", "drain"}) {
@@ -340,6 +407,9 @@ TEST_CASE("Ctl.WrongUsageIs64") {
                                              {"checkpoint", "list", "/x", "--job", "j"},
                                              {"checkpoint", "remove", "/x"},
                                              {"checkpoint", "request", "/x"},
+                                             {"plan"},
+                                             {"plan", "--json"},
+                                             {"--json", "plan"},
                                              {"--json", "run", "--", "true"}}) {
     const Outcome outcome = Ctl(arguments);
     INFO((arguments.empty() ? "" : arguments[0]) << ": " << outcome.err);

@@ -394,6 +394,59 @@ TEST_CASE("ControlServer.CheckpointsAreAskedOfOnesOwnSessions") {
   CHECK(ask(peer, R"({"job":"mine"})")["result"]["sessions"] == 0);
 }
 
+TEST_CASE("ControlServer.NodesTellWhatTheySeeOfAPath") {
+  ControlScene scene;
+  scene.snapshot.paths[0].node_share = "measured";
+  scene.snapshot.paths[0].node_part = 0.25;
+  scene.snapshot.paths[0].nodes = 4;
+  scene.snapshot.paths[0].seen_bytes_per_s = 9e8;
+  scene.Start();
+  RawPeer peer(scene.options.path);
+  const auto ask = [&](const std::string& method, const std::string& params) {
+    return peer.Ask(R"({"jsonrpc":"2.0","id":1,"method":")" + method + R"(","params":)" + params + "}");
+  };
+  CHECK(ask("share_figures", R"({"job":"mine"})")["result"]["daemon"] == "d");
+  std::vector<std::string> commands;
+  scene.OnServerThread([&] { commands = scene.commands; });
+  CHECK(commands == std::vector<std::string>{"figures of mine for " + std::to_string(::geteuid())});
+  for (const char* wrong : {"{}", R"({"job":7})", R"({"job":"mine","x":1})", R"(["mine"])"}) {
+    INFO(wrong);
+    CHECK(ErrorOf(ask("share_figures", wrong)) == -32602);
+  }
+  const json told = ask("share", R"({"job":"mine","path":"nvme","nodes":[[1e9,2,3.5,4],[5,0,0,8]],"me":1})");
+  CHECK(told["result"]["nodes"] == 2);
+  std::vector<mlpo::ShareRequest> shares;
+  scene.OnServerThread([&] { shares = scene.shares; });
+  REQUIRE(shares.size() == 1);
+  CHECK(shares[0].uid == ::geteuid());
+  CHECK(shares[0].job == "mine");
+  CHECK(shares[0].me == 1);
+  REQUIRE(shares[0].nodes.size() == 2);
+  CHECK(shares[0].nodes[0].seen_bytes_per_s == 1e9);
+  CHECK(shares[0].nodes[0].busy_s == 2);
+  CHECK(shares[0].nodes[0].others_bytes_per_s == 3.5);
+  CHECK(shares[0].nodes[1].step_bytes == 8);
+  CHECK(ErrorOf(ask("share", R"({"job":"mine","path":"x","nodes":[[1,2,3,4]],"me":0})")) == -32004);
+  for (const char* wrong :
+       {R"({"job":"mine","path":"nvme","nodes":[[1,2,3,4]],"me":1})",
+        R"({"job":"mine","path":"nvme","nodes":[],"me":0})", R"({"job":"mine","path":"nvme","nodes":[[1,2,3]],"me":0})",
+        R"({"job":"mine","path":"nvme","nodes":[[1,2,3,-4]],"me":0})",
+        R"({"job":"mine","path":"nvme","nodes":[[1,2,3,1e300]],"me":0})",
+        R"({"job":"mine","path":"nvme","nodes":[[1,2,3,"4"]],"me":0})",
+        R"({"job":"mine","path":"nvme","nodes":[[1,2,3,4]],"me":-1})",
+        R"({"job":"mine","path":"nvme","nodes":[[1,2,3,4]]})",
+        R"({"job":"mine","path":"nvme","nodes":[[1,2,3,4]],"me":0,"x":0})"}) {
+    INFO(wrong);
+    CHECK(ErrorOf(ask("share", wrong)) == -32602);
+  }
+  const json share = peer.Call("paths")["result"]["paths"].at(0)["node_share"];
+  CHECK(share["share"] == "measured");
+  CHECK(share["part"] == 0.25);
+  CHECK(share["nodes"] == 4);
+  CHECK(share["seen_bytes_per_s"] == 9e8);
+  CHECK(share["granted_bytes_per_s"].is_null());
+}
+
 TEST_CASE("ControlServer.ConnectionsAreLimitedAndComeBack") {
   ControlScene scene;
   scene.Start();

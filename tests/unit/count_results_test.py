@@ -105,6 +105,14 @@ class Folders(unittest.TestCase):
         self.assertIn("skipped: d_test: not an x86-64", lines)
         self.assertIn("skipped: t.left: this CPU lacks avx512f", lines)
 
+    def test_a_module_that_pytest_skips_has_its_reason(self) -> None:
+        longrepr = "('/repo/tests/trainers/test_a.py', 9, 'Skipped: skipped: a is not installed')"
+        skipped = f'<skipped message="collection skipped">{longrepr}</skipped>'
+        case = f'<testcase classname="" name="tests.trainers.test_a">{skipped}</testcase>'
+        code, lines = self.run_on({"pytest.xml": junit('<testcase classname="t" name="good"/>', case)})
+        self.assertEqual((code, lines[-1]), (0, "1 passed, 0 failed, 1 skipped"))
+        self.assertIn("skipped: .tests.trainers.test_a: skipped: a is not installed", lines)
+
     def test_a_program_that_is_missing_has_failed(self) -> None:
         missing = ctest("a_test", "notrun", "", '<skipped message="Unable to find executable"/>')
         code, lines = self.run_on({"ctest.xml": junit(missing)})

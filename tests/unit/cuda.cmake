@@ -22,6 +22,8 @@ target_link_options(fake_cudart PRIVATE -Wl,--version-script=${CMAKE_CURRENT_BIN
 
 mlpo_test(cuda_copies_test LIBS fake_cudart mlpo_cuda mlpo_fake_daemon
           SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/cuda_copies_test.cc)
+mlpo_test(cuda_writes_test LIBS fake_cudart mlpo_cuda mlpo_fake_daemon
+          SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/cuda_writes_test.cc)
 mlpo_test(cuda_kernels_test LIBS fake_cudart mlpo_cuda mlpo_cuda_reference
           SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/cuda_kernels_test.cc)
 add_test(NAME cuda_library_test

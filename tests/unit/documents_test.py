@@ -107,7 +107,7 @@ class Programs(unittest.TestCase):
             for name in subcommands(program):
                 with self.subTest(f"{program} {name}"):
                     expected = flags_in_help(help_of(program, name))
-                    if program == "mlpo-ctl":
+                    if program == "mlpo-ctl" and name != "plan":
                         expected |= to_run if name in ("run", "doctor", "gc") else own
                     self.assertEqual(completions(program, name, "--") - {"--help"}, expected)
         self.assertEqual(completions("mlpo-ctl", "--socket", "run", "--timeout", "5", "sta"), {"status"})
@@ -115,6 +115,8 @@ class Programs(unittest.TestCase):
         self.assertEqual(completions("mlpo-ctl", "paths", "evacuate", "x", "--"), {"--help", "--wait"} | own)
         self.assertEqual(completions("mlpo-ctl", "checkpoint", "r"), {"remove", "request"})
         self.assertEqual(completions("mlpo-bench", "train", "--grad", "b"), {"bfloat16"})
+        self.assertEqual(completions("mlpo-ctl", "plan", "--dtype", "b"), {"bfloat16"})
+        self.assertEqual(completions("mlpo-ctl", "plan", "--path", ""), set())
         folder = str(REPO / "deploy")
         self.assertIn(f"{folder}/man", completions("mlpo-daemon", "--path", f"{folder}/"))
         self.assertNotIn(f"{folder}/setup.sh", completions("mlpo-daemon", "--path", f"{folder}/"))

@@ -131,6 +131,45 @@ TEST_CASE("PathModel.PoliciesShareByWhatTheySay") {
   }
 }
 
+TEST_CASE("PathModel.WhatAPathIsGrantedCapsItsWorthAndNothingElse") {
+  PathModel model = MakeModel({Known(345e6, 265e6, 0.5, true), Known(180e6, 180e6, 0.5, true)});
+  model.Grant(1, 60e6);
+  CHECK(model.worth(1) == Approx(60e6));
+  CHECK(model.seen_worth(1) == Approx(180e6));
+  CHECK(model.share(1) == Approx(60.0 / 325));
+  CHECK(model.path(1).read_bytes_per_s == 180e6);
+  model.Grant(1, 60.6e6);  // within the dead band
+  CHECK(model.worth(1) == Approx(60e6));
+  // More than the path does is no more than it does.
+  model.Grant(1, 1e9);
+  CHECK(model.worth(1) == Approx(180e6));
+  // It stays when the path's speeds are said anew, and is learned under.
+  model.Grant(1, 60e6);
+  model.SetPath(1, Known(90e6, 90e6, 0.5, true));
+  CHECK(model.worth(1) == Approx(60e6));
+  CHECK(model.seen_worth(1) == Approx(90e6));
+  Device device(&model, 1);
+  device.read = device.write = 45e6;
+  device.Run(40, 3, 3);
+  CHECK(model.seen_worth(1) == Approx(45e6).epsilon(0.05));
+  CHECK(model.worth(1) == Approx(model.seen_worth(1)));
+  model.Grant(1, 0);
+  CHECK(model.share(1) == Approx(model.seen_worth(1) / (265e6 + model.seen_worth(1))));
+}
+
+TEST_CASE("PathModel.WhatIsAssumedGivesWayToWhatWasLearned") {
+  PathModel model = MakeModel({Known(345e6, 265e6, 0.5, true), Known(180e6, 180e6, 0.5, true)});
+  model.Assume(1, Known(90e6, 90e6, 0.5, true));
+  CHECK(model.worth(1) == Approx(90e6));
+  Device device(&model, 1);
+  device.read = device.write = 45e6;
+  device.Run(40, 3, 3);
+  const double learned = model.worth(1);
+  CHECK(learned == Approx(45e6).epsilon(0.05));
+  model.Assume(1, Known(90e6, 90e6, 0.5, true));
+  CHECK(model.worth(1) == learned);
+}
+
 TEST_CASE("PathModel.WhatOnePathCannotTakeGoesToTheOthers") {
   PathModel model = MakeModel({Known(300e6, 300e6, 0.5, true), Known(200e6, 200e6, 0.5, true),
                                Known(100e6, 100e6, 0.5, true), Known(1e6, 1e6, 0.5, true)});

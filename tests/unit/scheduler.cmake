@@ -33,6 +33,7 @@ mlpo_test(scheduler_limit_test TIMEOUT 3600 LIBS mlpo_fake_tier
   SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/scheduler_limit_test.cc)
 mlpo_test(placement_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/placement_test.cc)
 mlpo_test(path_health_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/path_health_test.cc)
+mlpo_test(node_split_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/node_split_test.cc)
 mlpo_test(path_model_test LIBS mlpo_scheduler SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/path_model_test.cc)
 mlpo_test(step_record_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/step_record_test.cc)
 mlpo_test(calibration_test LIBS mlpo_fake_tier SOURCES ${CMAKE_CURRENT_SOURCE_DIR}/unit/calibration_test.cc)

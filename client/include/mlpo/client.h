@@ -189,11 +189,16 @@ struct mlpo_subgroup_info {
   uint64_t* epoch_word;       /* in the slot's header: the epoch, stored after the parameters; volatile */
   uint64_t updates_ended;     /* updates that have ended, whatever with */
   int32_t update_outstanding; /* 1: one was submitted and has not been seen to end */
-  int32_t holds_param;        /* 1: param is valid now */
+  int32_t holds_param;        /* 1: param is valid now, by an update or a restore */
   uint32_t keep;              /* 1: it has no slot of its own: grad, param and epoch_word are NULL while none is lent */
   uint32_t reserved;
 };
 MLPO_API int mlpo_subgroup_info(mlpo_subgroup* subgroup, struct mlpo_subgroup_info* info);
+/* Says that the caller begins to write a gradient into the slot, which loses the parameters where the two share bytes:
+ * from now on holds_param is 0. The submissions of gradients do it by themselves; this is for who writes the slot long
+ * before, while others may ask for its parameters. MLPO_ERR_SLOT_BUSY: an update of the subgroup has not ended.
+ * -EINVAL: it has no slot now. */
+MLPO_API int mlpo_grad_begin(mlpo_subgroup* subgroup);
 /* From now on updates_ended is stored in *word too (release), by whichever thread sees an update end or the session
  * end; NULL ends that. The word must live until then. For who waits for an update by memory, as a GPU's stream does:
  * some thread has to take completions in meanwhile (mlpo_client_await). -EEXIST: there is one already. */
@@ -312,7 +317,12 @@ MLPO_API int mlpo_object_delete(mlpo_client* client, const char* name, int64_t t
 /* ---- Control socket ----
  * Sends one JSON-RPC 2.0 request (`method`, `params`: JSON text or NULL) to the daemon's control socket
  * ("<socket>.ctl"; socket as in mlpo_connect_options) and returns the result as JSON text, to be freed with mlpo_free.
- * -EPROTO with the daemon's message on a JSON-RPC error. Needs no session. */
+ * -EPROTO with the daemon's message on a JSON-RPC error. Needs no session.
+ *
+ * Of interest to trainers on several nodes that share a path with share = "measured": "share_figures" {"job": J} gives
+ * {"daemon": D, "paths": {name: [seen_bytes_per_s, busy_s, others_bytes_per_s, step_bytes]}}. Gathered over one rank a
+ * node (D is another one for each daemon), with busy_s since the last time, they go to every node's daemon as "share"
+ * {"job": J, "path": name, "nodes": [[...], ...], "me": index of this node's}. */
 MLPO_API int mlpo_control(const char* socket, const char* method, const char* params, int64_t timeout_ns, char** json);
 MLPO_API void mlpo_free(void* memory);
 

@@ -73,12 +73,13 @@ MLPO_API int mlpo_cuda_slot_open(mlpo_cuda* cuda, mlpo_subgroup* subgroup, mlpo_
  * them. NULL is allowed. */
 MLPO_API int mlpo_cuda_slot_close(mlpo_cuda_slot* slot, int64_t timeout_ns);
 
+#define MLPO_CUDA_IN_SLOT 1 /* of a VALUE: mlpo_cuda_write_grad has put it into the slot, so that nothing is copied */
 struct mlpo_cuda_piece {
   uint64_t first; /* elements of the subgroup */
   uint64_t count;
-  const void* device; /* VALUE: count elements of the slot's grad_dtype on the device */
+  const void* device; /* VALUE: count elements of the slot's grad_dtype on the device; NULL with MLPO_CUDA_IN_SLOT */
   uint32_t kind;      /* MLPO_GRAD_* */
-  uint32_t reserved;
+  uint32_t flags;     /* MLPO_CUDA_* */
 };
 /* Copies gradients into the slot on `stream`, behind what reads the slot's parameters, and has them submitted when the
  * stream gets there: returns at once with the request, as mlpo_prepare_grad does. The device's memory may change once
@@ -86,11 +87,21 @@ struct mlpo_cuda_piece {
  * and others for CUDA's. If CUDA fails later the request ends with -EIO. */
 MLPO_API int mlpo_cuda_copy_grad(mlpo_cuda_slot* slot, const struct mlpo_cuda_piece* pieces, size_t count,
                                  mlpo_cuda_stream stream, mlpo_request** request);
+/* For a gradient that comes in parts, or is added up over several passes: copies elements [first, first + count) of it
+ * into the slot on `stream`, behind what reads the slot's parameters and what was written before, and submits nothing.
+ * mlpo_cuda_copy_grad then does, by pieces with MLPO_CUDA_IN_SLOT; its stream is put behind these copies, whichever
+ * theirs were. Returns at once. Where gradient and parameters share their bytes the parameters are gone from the call
+ * on. Errors: MLPO_ERR_SLOT_BUSY an update is outstanding; as mlpo_cuda_copy_grad. */
+MLPO_API int mlpo_cuda_write_grad(mlpo_cuda_slot* slot, uint64_t first, uint64_t count, const void* device,
+                                  mlpo_cuda_stream stream);
+/* Copies what mlpo_cuda_write_grad has put there to `device` on `stream`, behind these copies. */
+MLPO_API int mlpo_cuda_read_grad(mlpo_cuda_slot* slot, uint64_t first, uint64_t count, void* device,
+                                 mlpo_cuda_stream stream);
 /* Copies elements [first, first + count) of the parameters to `device` (the slot's dtype) on `stream`: after the update
  * that is outstanding now, if one is. If that fails nothing is copied; its request says why. Where streams cannot wait
  * (info.stream_waits, unpinned memory) the calling thread waits for the update instead, until timeout_ns, and a failed
- * one is -ECANCELED. -ENODATA: the slot holds no parameters: none is outstanding and none ended well since the last
- * gradient. */
+ * one is -ECANCELED. -ENODATA: the slot holds no parameters: no update is outstanding, and neither an update nor a
+ * restore has ended well since the last gradient. */
 MLPO_API int mlpo_cuda_copy_param(mlpo_cuda_slot* slot, uint64_t first, uint64_t count, void* device,
                                   mlpo_cuda_stream stream, int64_t timeout_ns);
 /* Only the wait: `stream` goes on when the update that is outstanding now has ended, whatever with. */

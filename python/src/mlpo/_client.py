@@ -203,17 +203,46 @@ class Client:
 
     def status(self, *, timeout: Optional[float] = 30.0) -> dict[str, Any]:
         """The daemon's status, as `mlpo-ctl status --json` prints it."""
+        return self._control("status", None, timeout)
+
+    def share_figures(self, *, timeout: Optional[float] = 30.0) -> dict[str, Any]:
+        """What this node has to tell the job's other nodes of the paths that they share.
+
+        Under "daemon" a text that is the same for all clients of this daemon and no other; under "paths" for each path
+        with ``share = "measured"`` its name, and four numbers: bytes/s that are read and written there at once while it
+        is busy, seconds that it was busy (in all), bytes/s that the node's other paths do, bytes that a step reads and
+        writes. OffloadAdamW exchanges them every few steps; with loops of one's own gather them over one rank a
+        node, and pass what they say to set_path_share().
+        """
+        return self._control("share_figures", {"job": self.job}, timeout)
+
+    def set_path_share(
+        self, path: str, nodes: Sequence[Sequence[float]], me: int, *, timeout: Optional[float] = 30.0
+    ) -> dict[str, Any]:
+        """Tells the daemon what all nodes see of a path, so that this one takes what makes a step shortest for all.
+
+        path: its name, with ``share = "measured"``. nodes: each node's four numbers of share_figures(), but with the
+        seconds since the exchange before; `me`: which is this node's. It holds until the job's last session here ends.
+        One rank a node does.
+
+        Raises MlpoError (EPROTO): there is no such path, or sessions of other users are connected.
+        """
+        params = {"job": self.job, "path": path, "nodes": [list(node) for node in nodes], "me": me}
+        return self._control("share", params, timeout)
+
+    def _control(self, method: str, params: Any, timeout: Optional[float]) -> dict[str, Any]:
         self._session.check_not_forked()
         limit = nanoseconds(timeout)
+        sent = _string(None if params is None else json.dumps(params))
 
         def call() -> dict[str, Any]:
             text = ffi.new("char **")
-            check(lib.mlpo_control(_string(self.socket), b"status", ffi.NULL, limit, text))
+            check(lib.mlpo_control(_string(self.socket), method.encode(), sent, limit, text))
             try:
-                status: dict[str, Any] = json.loads(ffi.string(text[0]).decode())
+                answer: dict[str, Any] = json.loads(ffi.string(text[0]).decode())
             finally:
                 lib.mlpo_free(text[0])
-            return status
+            return answer
 
         return interruptible(call)
 

@@ -23,17 +23,15 @@ from __future__ import annotations
 import bisect
 import collections
 import errno
-import io
+import functools
 import json
 import math
 import os
 import pathlib
-import pickle
 import secrets
 import struct
 import sys
 import time
-import zipfile
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
@@ -41,8 +39,9 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequenc
 import numpy as np
 import numpy.typing as npt
 
-from . import _parts, _rests
+from . import _parts, _rests, _torch_file
 from ._errors import MlpoError
+from ._new_files import NewFile
 from ._own_files import PartFiles
 from ._parts import STATES, CheckpointError
 
@@ -310,44 +309,6 @@ def _differ(parts: Sequence[_parts.Part], a: _Source, b: _Source) -> bool:
     )
 
 
-# ---- Files that are there whole or not at all ----
-
-
-class _NewFile:
-    """A file under a name of its own until everything is in it. Replaces what has the name."""
-
-    def __init__(self, name: _Path) -> None:
-        self._name = pathlib.Path(name)
-        self._aside = self._name.with_name(f".{self._name.name}.{secrets.token_hex(4)}")
-
-    def __enter__(self) -> Any:
-        self._stream = open(self._aside, "xb")
-        return self._stream
-
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
-        try:
-            if kind is None:
-                self._stream.flush()
-                os.fsync(self._stream.fileno())
-            self._stream.close()
-            if kind is None:
-                os.rename(self._aside, self._name)
-                _sync_folder(self._name.parent)
-        finally:
-            if self._aside.exists():
-                self._aside.unlink()
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 # ---- Export ----
 
 
@@ -382,7 +343,7 @@ def export_safetensors(
         at += 8
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with _NewFile(file) as out:
+    with NewFile(file) as out:
         out.write(struct.pack("<Q", len(text)) + text)
         for tensor, state in wanted:
             for piece in checkpoint.pieces(tensor.name, state):
@@ -391,64 +352,15 @@ def export_safetensors(
             out.write(struct.pack("<q", tensor.step))
 
 
-class _Storage:
-    """What a tensor in the file refers to: the record "data/<key>"."""
-
-    def __init__(self, key: str, numel: int) -> None:
-        self.key, self.numel = key, numel
-
-
-class _Reference:
-    """Unpickled as a tensor on a storage."""
-
-    def __init__(self, storage: _Storage, shape: tuple[int, ...]) -> None:
-        self._storage, self._shape = storage, shape
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        import torch
-
-        strides = [1] * len(self._shape)
-        for dim in range(len(self._shape) - 2, -1, -1):
-            strides[dim] = strides[dim + 1] * max(1, self._shape[dim + 1])
-        arguments = (self._storage, 0, self._shape, tuple(strides), False, collections.OrderedDict())
-        return torch._utils._rebuild_tensor_v2, arguments
-
-
 def export_torch(checkpoint: Checkpoint, file: _Path, *, states: Sequence[str] = STATES) -> None:
     """Writes a file that torch.load(weights_only=True) reads: {"tag", "step", "state": {name: {"step", "master",
     "exp_avg", "exp_avg_sq"}}}, as torch's optimizers keep their state, by name."""
-    import torch
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value: Any) -> Any:
-            if isinstance(value, _Storage):
-                return "storage", torch.FloatStorage, value.key, "cpu", value.numel
-            return None
-
-    wanted = _wanted(checkpoint, states)
     content: dict[str, dict[str, Any]] = {t.name: {"step": t.step} for t in checkpoint.tensors.values()}
-    for key, (tensor, state) in enumerate(wanted):
-        content[tensor.name][state] = _Reference(_Storage(str(key), tensor.numel), tensor.shape)
-    pickled = io.BytesIO()
-    Pickler(pickled, protocol=2).dump({"tag": checkpoint.tag, "step": checkpoint.step, "state": content})
-    with _NewFile(file) as out, zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, "data.pkl", [pickled.getvalue()])
-        _add(archive, "byteorder", [b"little"])
-        for key, (tensor, state) in enumerate(wanted):
-            values = (memoryview(piece).cast("B") for piece in checkpoint.pieces(tensor.name, state))
-            _add(archive, f"data/{key}", values)
-        _add(archive, "version", [b"3\n"])
-
-
-def _add(archive: zipfile.ZipFile, name: str, content: Iterable[Any]) -> None:
-    """A record that begins at a multiple of 64 bytes, as torch's do, so that it can be mapped."""
-    info = zipfile.ZipInfo(f"archive/{name}", (1980, 1, 1, 0, 0, 0))
-    header = 30 + len(info.filename) + 20  # and 20 for sizes of 64 bits
-    padding = -(archive.start_dir + header + 4) % 64
-    info.extra = struct.pack("<HH", 0x4246, padding) + bytes(padding)
-    with archive.open(info, "w", force_zip64=True) as record:
-        for each in content:
-            record.write(each)
+    for tensor, state in _wanted(checkpoint, states):
+        values = functools.partial(checkpoint.pieces, tensor.name, state)
+        content[tensor.name][state] = _torch_file.Streamed(tensor.shape, values)
+    with NewFile(file) as out:
+        _torch_file.write(out, {"tag": checkpoint.tag, "step": checkpoint.step, "state": content})
 
 
 # ---- Import ----

@@ -11,6 +11,11 @@ A tensor is torch's, or anything with ``data_ptr()``, ``numel()``, ``dtype``, ``
 of a slot are on the device of its side, those of pack() and norm() on one. A stream is torch's, a handle as an int, or
 None: torch's current stream of that device, the default one without torch.
 
+A gradient that comes in parts, or is added up over several passes, is written first and then submitted:
+
+    slot.write_grad(part, first)                 # as often as need be
+    info = slot.copy_grad([(0, subgroup.numel, mlpo.cuda.IN_SLOT)]).result()
+
 Built where the CUDA toolkit is (nvcc) when the package is installed; else ``available()`` is False, ``why_not()`` says
 why, and everything else raises mlpo.NotOfferedError.
 """
@@ -18,6 +23,7 @@ why, and everything else raises mlpo.NotOfferedError.
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import importlib
 import sys
@@ -36,9 +42,16 @@ from ._views import DTYPES, dtype_of
 if TYPE_CHECKING:
     from ._client import Client
 
-__all__ = ["CudaSide", "Info", "Slot", "attach", "available", "norm", "pack", "why_not"]
+__all__ = ["IN_SLOT", "CudaSide", "Info", "Slot", "attach", "available", "norm", "pack", "why_not"]
 
 CLOSE_TIMEOUT_S = 60.0
+
+
+class _InSlot(enum.Enum):
+    IN_SLOT = "the piece was put into the slot by write_grad()"
+
+
+IN_SLOT = _InSlot.IN_SLOT
 
 _native: Any = None
 _reason = ""
@@ -246,8 +259,8 @@ class Slot:
     ) -> Request[GradInfo]:
         """Copies a gradient into the slot on `stream` and has it submitted when the stream gets there.
 
-        gradient: a CUDA tensor of the whole, or pieces of it as (first, count, tensor or Kind.ZERO or Kind.SKIP).
-        Raises EBUSY while an update runs.
+        gradient: a CUDA tensor of the whole, or pieces of it as (first, count, what): a tensor, IN_SLOT for what
+        write_grad() has put there, on whichever stream, Kind.ZERO or Kind.SKIP. Raises EBUSY while an update runs.
         """
         whole = hasattr(gradient, "data_ptr")
         pieces: list[tuple[int, int, Any]] = [(0, self.subgroup.numel, gradient)] if whole else list(gradient)
@@ -259,6 +272,8 @@ class Slot:
                 if what.numel() != count:
                     raise ValueError(f"the gradient of [{first}, +{count}) has {what.numel()} elements")
                 item.kind, item.device = Kind.VALUE, _native.ffi.cast("void *", what.data_ptr())
+            elif what is IN_SLOT:
+                item.kind, item.flags = Kind.VALUE, _native.lib.MLPO_CUDA_IN_SLOT
             else:
                 item.kind = Kind(what)
                 if item.kind == Kind.VALUE:
@@ -270,6 +285,24 @@ class Slot:
             _used_by(what, stream)
         request = client_ffi.cast("mlpo_request *", int(_native.ffi.cast("uintptr_t", made[0])))
         return Request(self.subgroup._session, self.subgroup._waiter, request, _grad_info)
+
+    def write_grad(self, gradient: Any, first: int = 0, *, stream: Any = None) -> None:
+        """Copies elements [first, first + gradient.numel()) of a gradient into the slot on `stream`, to be submitted by
+        copy_grad() with IN_SLOT. Follows what reads the slot's parameters, which may be gone from here on, and the
+        writes before. Raises EBUSY while an update runs.
+        """
+        _check_tensor(gradient, "the gradient", self.subgroup.grad_dtype, self._device)
+        count, device = gradient.numel(), _native.ffi.cast("void *", gradient.data_ptr())
+        handle = _stream(stream, self._device)
+        _check(_native.lib.mlpo_cuda_write_grad(self._open(), first, count, device, handle))
+        _used_by(gradient, stream)
+
+    def read_grad(self, out: Any, first: int = 0, *, stream: Any = None) -> None:
+        """Copies elements [first, first + out.numel()) of what write_grad() has put there, on `stream`."""
+        _check_tensor(out, "the tensor", self.subgroup.grad_dtype, self._device)
+        count, device = out.numel(), _native.ffi.cast("void *", out.data_ptr())
+        _check(_native.lib.mlpo_cuda_read_grad(self._open(), first, count, device, _stream(stream, self._device)))
+        _used_by(out, stream)
 
     def copy_param(
         self, parameters: Any, first: int = 0, *, stream: Any = None, timeout: float = CLOSE_TIMEOUT_S

@@ -22,6 +22,8 @@ class Hyper:
     betas: tuple[float, float]
     eps: float
     weight_decay: float
+    mode: str = "adamw"  # as Subgroup.submit_update has it
+    bias_correction: bool = True
 
 
 def number(value: Any, name: str) -> float:

@@ -7,9 +7,11 @@ import threading
 import weakref
 from typing import Any
 
+import torch
+
 from .._client import Client, connect
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer that runs inside may release (DeepSpeed's engine has one)
 _client: Client | None = None
 _pid = 0
 _users: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -27,7 +29,7 @@ def acquire(user: object) -> Client:
             _client.close()
             _client = None
         if _client is None or _pid != os.getpid() or not _usable(_client):
-            _client, _pid = connect(), os.getpid()
+            _client, _pid = _connect(), os.getpid()
             _users.clear()
         _users.add(user)
         return _client
@@ -44,6 +46,14 @@ def release(user: object, client: Client) -> None:
             return
         _client = None
     client.close()
+
+
+def _connect() -> Client:
+    """Launchers that set no RANK (Lightning's own) have told torch.distributed."""
+    distributed = torch.distributed
+    if not os.environ.get("RANK") and distributed.is_available() and distributed.is_initialized():
+        return connect(rank=distributed.get_rank(), world_size=distributed.get_world_size())
+    return connect()
 
 
 def _usable(client: Client) -> bool:

@@ -7,6 +7,9 @@ one in training and one in eval mode, which waits for everything at its beginnin
 in a later one. A pass without gradients always waits for everything: a mistake would show nowhere. With them, a
 parameter that was used before it was waited for is found when its gradient arrives, and the backward pass raises; if it
 has been waited for by then, nothing tells. So wait() is to be called before parameters are used outside of modules.
+
+To parameters on a GPU a stream brings new values as soon as their updates have ended, and waiting for them is the
+current stream's: the trainer's thread goes on. Until a module has waited such a parameter has its old or its new value.
 """
 
 from __future__ import annotations
@@ -85,7 +88,7 @@ class ForwardWaits:
             self._called.clear()
         self._called[module] = None
         if outermost and not torch.is_grad_enabled():
-            self._owner._wait_for(self.params)
+            self._owner._wait_for(self.params, surely=True)
         elif outermost and (module, module.training) not in self._seen:
             self._owner._wait_for(self.params)
             self._uses = _Uses(self)

@@ -46,8 +46,8 @@ class Norm:
         """Adds what the daemon found in gradients that it has; for p = 2."""
         self._merge(laid, torch.tensor(value, dtype=torch.float64))
 
-    def total(self, group: Any) -> float:
-        """The norm over everything, and over the ranks of the process group `group`. Collective."""
+    def total(self, *groups: Any) -> float:
+        """The norm over everything, and over the ranks of the process groups that are not None. Collective."""
         results = []
         for laid, by_device in self._found.items():
             part = self._together([float(value.item()) for value in by_device.values()])
@@ -56,8 +56,9 @@ class Norm:
                     part = self._over(part, laid.mesh.get_group(dim), laid.mesh.device_type)
             results.append(part)
         total = self._together(results)
-        if group is not None:
-            total = self._over(total, group)
+        for group in groups:
+            if group is not None:
+                total = self._over(total, group)
         if self._how == "max":
             return total
         return math.sqrt(total) if self._p == 2 else float(total ** (1 / self._p))

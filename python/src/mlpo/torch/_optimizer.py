@@ -17,13 +17,14 @@ from .._client import Client
 from .._errors import MlpoError, NonFiniteGradientError, not_offered
 from .._saving import Restored, Restoring, Saved, begin_restore, begin_save, remove_rests, settle_last
 from .._subgroup import Subgroup
-from . import _checkpoint, _checks, _default_client, _loading, _norm, _scaler, _shards, _state
-from ._absent import Absent
+from . import _checkpoint, _checks, _ddp, _default_client, _loading, _nodes, _norm, _scaler, _shards, _state
 from ._binding import Member, Pack, fit_name
 from ._forward import ForwardWaits, StaleUses, check_model
-from ._overlap import Overlap, is_taken
+from ._overlap import Overlap
+from ._owners import Owners
 from ._packing import Named, packs
 from ._steps import Part, Step, not_finite, updated_text
+from ._windows import is_taken
 
 _DEFAULT_SUBGROUP_ELEMENTS = 16 << 20
 _WARN_AFTER_SKIPS = 3
@@ -42,7 +43,7 @@ _NO_SCALING = "use overlap=True: loss scaling decides after the backward pass wh
 _unwaited: set[torch.optim.Optimizer] = set()
 
 
-class OffloadAdamW(Absent, torch.optim.Optimizer):
+class OffloadAdamW(torch.optim.Optimizer):
     """AdamW whose master parameters and moments live in the node's mlpo-daemon, in FP32.
 
     Same arithmetic, param_groups, schedulers, closures and state_dict as torch.optim.AdamW. Parameters may be float32,
@@ -58,10 +59,15 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
       grad_dtype: of the slots' gradients; default as the parameter. torch.float32 takes FP32 gradients of 16-bit ones.
       nonfinite: "raise": step() with an inf or NaN gradient changes nothing and raises mlpo.NonFiniteGradientError;
         "apply": it is applied, as torch does.
-      replicas: with torch.distributed and more than one rank, allows that each rank keeps a whole copy of the state.
+      shard_group: a process group of torch.distributed whose ranks hold the same parameters and gradients (those of
+        DDP): each subgroup has one owner among them that keeps its state, updates it and broadcasts the new values.
+        step(), clip_grad_norm_(), load() and consolidate_state_dict() are then collective.
+      replicas: says that each rank is to keep a whole copy of the state; without it, and without shard_group, a warning
+        tells how many copies there are.
       overlap: gradients are taken in the backward pass, by hooks, and sent to the daemon as soon as a subgroup has all
-        of its own; .grad is then a tensor without memory that raises when it is used, until zero_grad(). Gradients of
-        several passes are added in the slot, in grad_dtype. The first step sends all of them at step().
+        of its own (with DDP: attach_ddp()); .grad is then a tensor without memory that raises when it is used, until
+        zero_grad(). Gradients of several passes are added in the slot, in grad_dtype. The first step sends all of them
+        at step().
       update_in_backward: with overlap, which it implies: a subgroup is updated as soon as its gradient is there, with
         the param_groups of that moment. Parameters still get their new values at step(), which every such backward pass
         needs: zero_grad() and state_dict() raise before it. Not offered where all gradients must be known before the
@@ -105,8 +111,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             raise ValueError(f'nonfinite is {nonfinite!r}; it is "raise" or "apply"')
         if subgroup_elements < 1:
             raise ValueError(f"subgroup_elements is {subgroup_elements}; it must be positive")
-        if shard_group is not None:
-            raise not_offered("shard_group=", "shard with fully_shard, or pass replicas=True for a whole copy a rank")
+        if shard_group is not None and update_in_backward:
+            raise not_offered(
+                "shard_group= with update_in_backward=True",
+                "use overlap=True: a gradient that is not finite on one rank would find other ranks' subgroups updated",
+            )
         if gradient_accumulation_steps < 1:
             raise ValueError(f"gradient_accumulation_steps is {gradient_accumulation_steps}; it must be positive")
         if grad_dtype is not None and grad_dtype not in _checks.DTYPES:
@@ -117,7 +126,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._subgroup_elements = subgroup_elements
         self._grad_dtype = grad_dtype
         self._apply_nonfinite = nonfinite == "apply"
-        self._replicas = replicas
+        self._counts_copies = not replicas
+        self._owners = None if shard_group is None else Owners(shard_group, subgroup_elements)
         self._packs: list[Pack] = []
         self._keys: set[str] = set()  # asked for: that of a registration which was broken off may be taken
         self._places: dict[torch.Tensor, tuple[Pack, int]] = {}
@@ -141,8 +151,6 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             super().__init__(params, defaults)
             if update_in_backward and grad_dtype == torch.float16:
                 raise not_offered("update_in_backward=True with grad_dtype=torch.float16", _NO_SCALING)
-            if overlap:
-                _refuse_unreduced([item.param for item in self._all_named()])
         except BaseException:
             if self._overlap is not None:
                 self._overlap.close()  # the parameters may go to another optimizer
@@ -214,7 +222,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
 
         With wait=False, which needs attach_forward(), it returns when the updates are under way. Each parameter of an
         attached model gets its new value when a module that has it is about to use it; the next step(), state_dict()
-        and wait() wait for all. Call wait() before parameters are read or written in any other way.
+        and wait() wait for all. Call wait() before parameters are read or written in any other way. On a GPU it is the
+        stream that waits, no thread; an update that fails is then raised by the next call that needs to know, at the
+        latest by the backward pass when it has the subgroup's next gradient.
         """
         try:
             return self._step(closure, wait)
@@ -238,8 +248,12 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             fate = _SCALER_SKIPS if scaled.overflow else self._prepare(step, scaled.factor)
         except Exception:
             ranks.worst(_FAILED)
+            if self._owners is not None:
+                self._owners.worst(_FAILED, None)
             raise
         fate = ranks.worst(fate)
+        if self._owners is not None:
+            fate = self._owners.worst(fate, [item.name for item in self._all_named() if item.param in step.counts])
         self._clip_factor = 1.0
         if fate != _UPDATE:
             self._skip(step, fate)
@@ -253,6 +267,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             self._finish_step()
         else:
             self._leave_step(step)
+        if self._client is not None:
+            _nodes.stepped(self._client)
         return loss
 
     def attach_forward(self, model: torch.nn.Module) -> None:
@@ -264,11 +280,38 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         DataParallel.
         """
         check_model(model)
+        if self._owners is not None:
+            raise not_offered("attach_forward() with shard_group=", "use step() without wait=False, which broadcasts")
         self._check_open()
         mine = {item.param for item in self._all_named()}
         if mine.isdisjoint(model.parameters()):
             raise ValueError("the model has no parameter of this optimizer")
         self._forwards.append(ForwardWaits(self, model))
+
+    def attach_ddp(
+        self, model: torch.nn.Module, *, comm_hook: Optional[_ddp.CommHook] = None, comm_state: Any = None
+    ) -> None:
+        """With overlap=True and DistributedDataParallel: takes each gradient when DDP has reduced its bucket. Call it
+        before the first backward pass; without overlap it changes nothing.
+
+        comm_hook, comm_state: what register_comm_hook(comm_state, comm_hook) would be called with, since DDP has only
+          one hook; default the mean of all ranks, as DDP computes it.
+
+        Several optimizers may be attached to one model. Accumulate under model.no_sync() and leave
+        gradient_accumulation_steps at 1: that counts the passes that DDP reduces. With find_unused_parameters=True a
+        subgroup leaves at step() where this rank did not use all of its parameters. DDP writes .grad once more before
+        it is released; gradient_as_bucket_view=True saves that memory. Raises TypeError for another kind of model,
+        ValueError for one that has no parameter of this optimizer or another hook, mlpo.NotOfferedError for one with
+        mixed_precision=.
+        """
+        self._check_open()
+        params = _ddp.reduced_parameters(model)
+        if {item.param for item in self._all_named()}.isdisjoint(params):
+            raise ValueError("the model reduces no parameter of this optimizer")
+        if self._overlap is not None:
+            _ddp.attach(self._overlap, model, comm_hook, comm_state)
+        elif comm_hook is not None:
+            model.register_comm_hook(comm_state, comm_hook)  # type: ignore[operator]
 
     @torch.no_grad()
     def wait(self) -> None:
@@ -289,8 +332,9 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         The gradients themselves stay as they are: the next step() multiplies by min(1, max_norm / (norm + 1e-6)), and
         zero_grad() forgets it. The norm is taken over this optimizer's parameters, all shards of DTensors included, and
         over the ranks of `process_group`, which must hold different parameters (stages of a pipeline, shards cut by
-        hand). A gradient that is not finite is left to step(), unless error_if_nonfinite raises RuntimeError. With
-        overlap=True norm_type is 2. Collective where there are shards or a group.
+        hand). With shard_group each rank adds what it owns. A gradient that is not finite is left to step(), unless
+        error_if_nonfinite raises RuntimeError. With overlap=True norm_type is 2. Collective where there are shards or a
+        group.
 
         With a GradScaler whose unscale_() was not called the norm is of scaled gradients: pass
         max_norm * scaler.get_scale().
@@ -305,11 +349,13 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             )
         self._check_open()
         self._finish_step()
+        if self._owners is not None:
+            self._bind()
         norm = _norm.Norm(float(norm_type), (item.param for item in self._all_named()))
         device = torch.device("cpu")
         if self._overlap is None:
             for item in self._all_named():
-                if item.param.grad is not None:
+                if item.param.grad is not None and not self._is_elsewhere(item.param):
                     _checks.gradient(item.param, item.name, None)
                     gradient = _shards.local_gradient(item.param)
                     norm.add(_shards.sharding(item.param), gradient)
@@ -328,7 +374,8 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
                 else:
                     for member in part.members:
                         norm.add(_shards.sharding(member.param), member.grad)
-        total = norm.total(process_group) * self._clip_factor
+        shared = None if self._owners is None else self._owners.group
+        total = norm.total(shared, process_group) * self._clip_factor
         if not math.isfinite(total) and error_if_nonfinite:
             raise RuntimeError(
                 f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be "
@@ -362,14 +409,30 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             for param, state in light.items():
                 place = self._places.get(param)
                 if place is not None:
-                    place[0].reload_masters(place[0].members[place[1]])
-                    self.state[param] = _state.read(*place)
+                    self.state[param] = self._read_state(param)
+                elif self._owners is not None and self._owners.elsewhere(param):
+                    self.state[param] = self._owners.gathered(param, self._name_of(param))
                 else:
                     self.state[param] = {**state, **_state.empty_moments(param)}
             return super().state_dict()
         finally:
             self.state.clear()
             self.state.update(light)
+
+    def _read_state(self, param: torch.Tensor) -> dict[str, Any]:
+        pack, index = self._places[param]
+        pack.reload_masters(pack.members[index])
+        return _state.read(pack, index)
+
+    @torch.no_grad()
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """With shard_group= brings the whole state to the rank `to` of that group, in host memory, so that state_dict()
+        can be called there until the next step. Collective. Without shard_group it does nothing: every rank can."""
+        self._check_open()
+        self._finish_step()
+        if self._owners is not None:
+            self._bind()
+            self._owners.gather(self._read_state, self.state.keys(), to)
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -392,7 +455,11 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if self._overlap is not None:
             self._overlap.abandon()
         self.param_groups = groups
-        self._bind()
+        if self._owners is not None:
+            self._owners.forget()
+        # Trainers load an empty state before they replace parameters by shards (Accelerate): nothing to write.
+        if self._packs or any(states.values()):
+            self._bind()
         self.state.clear()
         for param, state in states.items():
             if state:
@@ -544,10 +611,25 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         for rank, (found, _) in enumerate(taken):
             if found != chosen:
                 raise MlpoError(-errno.ESTALE, f"rank {rank} has loaded {found}, rank 0 {chosen}: call load() again")
+        self._share_loaded()
         for item in self._all_named():
-            if item.param not in self._places:  # without elements: as many as the others
-                self._made_steps(item.param, max(newest for _, newest in taken))
+            if item.param not in self._places and not self._is_elsewhere(item.param):  # without elements
+                self._made_steps(item.param, max(newest for _, newest in taken))  # as many as the others
         return chosen
+
+    def _share_loaded(self) -> None:
+        """Gives other ranks of shard_group the values and step counts of what this one owns."""
+        if self._owners is None:
+            return
+        params = [item.param for item in self._all_named()]
+        made = {
+            index: int(self.state[param]["step"])
+            for index, param in enumerate(params)
+            if param in self._places and param in self.state
+        }
+        for index, step in self._owners.steps(made).items():
+            self._made_steps(params[index], step)
+        self._owners.publish(set(params))
 
     def _made_steps(self, param: torch.Tensor, steps: int) -> None:
         if steps > 0:
@@ -578,9 +660,13 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._stale_uses.close()
         for forward in self._forwards:
             forward.close()
-        self._packs, self._places = [], {}
-        if self._owns_client and self._client is not None:
-            _default_client.release(self, self._client)
+        packs, self._packs, self._places = self._packs, [], {}
+        with contextlib.ExitStack() as last:
+            if self._owns_client and self._client is not None:
+                last.callback(_default_client.release, self, self._client)
+            for pack in packs:
+                if pack.device is not None:
+                    last.callback(pack.device.close)
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         raise TypeError("an OffloadAdamW cannot be copied: its state is in the daemon; use state_dict()")
@@ -620,6 +706,10 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         for param in [param for param in self._places if param not in current]:
             del self._places[param]
             self.state.pop(param, None)
+        if self._owners is not None:
+            for param in [param for param in self.state if param not in current]:
+                del self.state[param]
+            current = {param for param in current if not self._owners.elsewhere(param)}
         if current.issubset(self._places):
             return
         _checks.overlaps((item.param, item.name) for items in groups for item in items)
@@ -627,14 +717,25 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             new = [item for item in named if item.param not in self._places]
             for item in new:
                 self._check_parameter(item)
+            if self._owners is not None:
+                new = self._owners.mine(new)
             for items in packs(new, self._subgroup_elements):
                 pack = self._registered(items)
                 self._packs.append(pack)
                 for member in pack.members:
                     self._places[member.param] = (pack, member.index)
 
+    def _is_elsewhere(self, param: torch.Tensor) -> bool:
+        """Whether another rank of shard_group keeps the state of this parameter."""
+        return self._owners is not None and self._owners.elsewhere(param)
+
     def _check_parameter(self, item: Named) -> None:
         _checks.parameter(item.param, item.name)
+        if self._owners is not None and _shards.is_dtensor(item.param):
+            raise not_offered(
+                f"shard_group= with parameter {item.name}, which is a DTensor",
+                "leave it out: each rank keeps the state of its own shards",
+            )
         if self._updates_in_backward:
             if item.param.dtype == torch.float16:
                 raise not_offered(f"update_in_backward=True with parameter {item.name}, which is FP16", _NO_SCALING)
@@ -652,19 +753,20 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
             key, number = f"{self._name}/#{number}", number + 1
         self._keys.add(key)
         try:
-            return Pack(client, key, items, self._grad_dtype)
+            pack = Pack(client, key, items, self._grad_dtype)
         except MlpoError as error:
             if error.errno == errno.EEXIST:
                 self._keys.remove(key)  # another optimizer's: a repeated call is refused alike
             raise
+        pack.attach_device(client)
+        return pack
 
     def _connected(self) -> Client:
         if self._client is None:
             self._client = _default_client.acquire(self)
-        if self._overlap is not None:
-            _refuse_unreduced([item.param for item in self._all_named()])
-        if not self._replicas:
-            _refuse_replicas([item.param for item in self._all_named()])
+        if self._counts_copies:
+            self._counts_copies = False
+            _warn_of_copies([item.param for item in self._all_named()], self._owners)
         return self._client
 
     def _check_open(self) -> None:
@@ -727,6 +829,21 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         orders = [forward.order(member.param) for member in part.members for forward in self._forwards]
         return min(min(orders) + 1, _LOWEST_PRIORITY) if orders else 0
 
+    def _refuse_unreduced(self, param: torch.Tensor) -> None:
+        """A hook of overlap=True has seen a gradient: refused where that is not reduced over the ranks yet.
+
+        DTensors' on all ranks (FSDP2) are, and attach_ddp() takes those of its model otherwise.
+        """
+        ranks = _ranks()
+        laid = None if ranks == 1 else _shards.sharding(param)
+        if ranks > 1 and (laid is None or laid.mesh.size() < ranks):
+            raise not_offered(
+                f"overlap=True with {ranks} ranks of torch.distributed and parameter {self._name_of(param)}, which is "
+                "neither sharded over all of them nor in a model of attach_ddp()",
+                "call optimizer.attach_ddp(model) with the DistributedDataParallel model before the first backward "
+                "pass, shard with fully_shard, or use overlap=False: this hook sees gradients before they are reduced",
+            )
+
     def _refuse_updated(self, what: str) -> None:
         if self._overlap is not None:
             self._overlap.refuse_updated(what)
@@ -785,15 +902,19 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         self._wait_for([member.param for part in step.parts for member in part.members if member.param not in covered])
 
     @torch.no_grad()
-    def _wait_for(self, params: Iterable[torch.Tensor]) -> None:
-        """Gives these parameters their new values, after step(wait=False)."""
+    def _wait_for(self, params: Iterable[torch.Tensor], surely: bool = False) -> None:
+        """Gives these parameters their new values, after step(wait=False); `surely`: or raises now if there are none,
+        where a stream would bring them and a later call raise."""
         step = self._under_way
         if step is None or not step.left:
             return
         packs = {id(self._places[param][0]): self._places[param][0] for param in params if param in self._places}
         parts = [part for part in map(step.part_of, packs.values()) if part is not None and not part.ended]
-        if parts:
+        if parts and surely:
             step.finish_parts(parts, self._apply_nonfinite)
+        elif parts:
+            step.make_ready(parts, self._apply_nonfinite)
+            step.end_arrived()
         if all(part.ended for part in step.parts):
             self._finish_step()
 
@@ -807,7 +928,7 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if step is None or not step.left or param not in step.counts or param not in self._places:
             return
         part = step.part_of(self._places[param][0])
-        if part is not None and not part.ended:
+        if part is not None and not part.ended and not part.handed_over:
             raise RuntimeError(
                 f"parameter {self._name_of(param)} has a gradient although its update by step(wait=False) was not "
                 "waited for, so its old value was used: call optimizer.wait() before parameters are used outside of "
@@ -853,7 +974,15 @@ class OffloadAdamW(Absent, torch.optim.Optimizer):
         if step is None:
             return
         if step.decided:
-            step.finish(self._apply_nonfinite, self.state)
+            if self._owners is None:
+                step.finish(self._apply_nonfinite, self.state)
+            else:
+                self._owners.together(
+                    lambda: step.finish_parts(step.parts, self._apply_nonfinite),
+                    "the next call on all ranks goes on with the step; load_state_dict() gives it up",
+                )
+                self._owners.publish(step.counts)
+                step.count(self.state)
             self._under_way = None
         else:
             self._forget(step)
@@ -880,26 +1009,14 @@ def _ranks() -> int:
     return int(torch.distributed.get_world_size())
 
 
-def _refuse_unreduced(params: Sequence[torch.Tensor]) -> None:
-    """Refuses overlap=True where the hooks would see gradients before they are reduced over the ranks.
-
-    Those of DTensors on all ranks (FSDP2) come reduced.
-    """
-    ranks = _ranks()
+def _warn_of_copies(params: Sequence[torch.Tensor], owners: Optional[Owners]) -> None:
+    ranks = _ranks() if owners is None else _ranks() // owners.ranks
     layouts = [_shards.sharding(param) for param in params]
-    if any(laid is None or laid.mesh.size() < ranks for laid in layouts) and ranks > 1:
-        raise not_offered(
-            f"overlap=True with {ranks} ranks of torch.distributed and parameters not sharded over all of them",
-            "use overlap=False, or fully_shard: the hooks would see gradients before they are reduced over the ranks",
-        )
-
-
-def _refuse_replicas(params: Sequence[torch.Tensor]) -> None:
-    layouts = [_shards.sharding(param) for param in params]
-    copies = max((_ranks() if laid is None else laid.copies for laid in layouts), default=1)
+    copies = max((ranks if laid is None else laid.copies for laid in layouts), default=1)
     if copies > 1:
-        raise not_offered(
-            f"sharing optimizer state over {copies} ranks of torch.distributed",
-            f"shard the parameters (fully_shard), or pass replicas=True to keep {copies} whole copies of it, one a "
-            "rank (gradients must be equal on all of these ranks)",
+        warnings.warn(
+            f"{copies} ranks of torch.distributed keep a whole copy of the optimizer state each, in {copies} times the "
+            "memory and storage: pass shard_group= to divide it over the ranks of DDP, or shard the parameters "
+            "(fully_shard); replicas=True says that it is meant",
+            stacklevel=5,
         )

@@ -1,4 +1,5 @@
-"""overlap=True: gradients go into the slots while the backward pass runs, and on to the daemon.
+"""overlap=True: gradients go into the slots while the backward pass runs, and on to the daemon. From the host's memory
+a thread copies them (_lane.py), from a GPU a stream (mlpo._device).
 
 Whether a parameter has a gradient is always told by its .grad, as without overlap:
   None: it has none, whatever the slot holds; a Taken tensor: it is in the slot; another tensor: it is that one.
@@ -14,6 +15,10 @@ gradient, with the param_groups of that moment. That cannot be taken back. So a 
 from the first such update on the window is ended by step() or load_state_dict() alone: what else would drop or change
 a gradient, or read a state that is neither before nor after the step, raises. Parameters get their new values at step()
 or later, from the slot: what autograd has saved of them stays as it is.
+
+DistributedDataParallel (attach_ddp()) reduces gradients in buckets, and puts what comes of it into .grad when the pass
+is over. So arrived() takes a gradient from its bucket, if it is the last usual one, and ended() releases .grad behind
+DDP. Until then .grad is DDP's: passes are added up in it, in the order and with the bits of overlap=False.
 """
 
 from __future__ import annotations
@@ -22,8 +27,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, Optional, Sequence
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -35,6 +39,7 @@ from . import _checks, _shards
 from ._binding import Member, Pack
 from ._lane import Lane
 from ._steps import Part, some_of
+from ._windows import Taken, Watch, Window, is_in_slot, is_taken, late_text
 
 if TYPE_CHECKING:
     from ._optimizer import OffloadAdamW
@@ -45,69 +50,6 @@ _IDLE_STEPS = 3
 _LANE_BYTES = 256 << 10
 
 
-class Taken(torch.Tensor):
-    """What .grad is while the gradient is in a slot: has the gradient's shape and no memory, and raises on any use."""
-
-    used: bool  # by step(): the slot holds parameters again
-    dtype_of: torch.dtype  # of the gradient; `dtype` raises, as everything does
-    text: str
-
-    @staticmethod
-    def of(grad: torch.Tensor, name: str) -> Taken:
-        taken = torch.empty((), dtype=grad.dtype, device=grad.device).expand(grad.shape).as_subclass(Taken)
-        taken.used, taken.dtype_of = False, grad.dtype
-        taken.text = (
-            f"the gradient of parameter {name} was taken during the backward pass (overlap=True), so .grad cannot be "
-            "used: clip with optimizer.clip_grad_norm_(), drop gradients with zero_grad(set_to_none=True), or make the "
-            "optimizer with overlap=False for what reads or changes .grad (torch.nn.utils, GradScaler)"
-        )
-        return taken
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [*args, *(kwargs or {}).values()]
-        given += [item for value in given if isinstance(value, (list, tuple)) for item in value]
-        texts = [value.text for value in given if type(value) is Taken]
-        raise RuntimeError(texts[0] if texts else "a gradient that was taken during the backward pass cannot be used")
-
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"<{self.text}>"
-
-
-def is_taken(grad: Optional[torch.Tensor]) -> bool:
-    """Whether this .grad stands for a gradient in a slot."""
-    return type(grad) is Taken
-
-
-@dataclass
-class _Watch:
-    """A parameter with hooks."""
-
-    param: torch.Tensor
-    node: Any  # its AccumulateGrad: a hook on it lasts as long as somebody holds it
-    kind: tuple[torch.device, torch.dtype]  # torch makes another AccumulateGrad where `p.data =` changes these
-    handles: list[Any]  # of the hooks before and after autograd adds a gradient
-    taken: Optional[Taken] = None  # made once; what .grad is while the gradient is in the slot
-    lifted: Optional[Taken] = None  # what .grad was; it is None while autograd puts the next gradient there
-    calls: int = 0  # of this window, without those inside no_sync()
-    last: Optional[int] = None  # calls in the last window with any
-    usual: Optional[int] = None  # calls to wait for; None: the subgroup leaves at step()
-    idle: int = 0  # windows without a call, from the start
-
-
-@dataclass
-class _Window:
-    """A subgroup's gradient of this step."""
-
-    pack: Pack
-    waiting: Optional[set[int]]  # members that are still to be called; None: leaves at step()
-    submitted: bool = False  # perhaps: set before the submission, so that an interrupt leaves nothing unknown
-    request: Optional[Request[GradInfo]] = None
-    of: frozenset[int] = field(default_factory=frozenset)  # members whose gradient was submitted
-    part: Optional[Part] = None  # its update was submitted, perhaps
-    late: Optional[str] = None  # the parameter that had another gradient afterwards
-
-
 class Overlap:
     """The hooks of one optimizer. Hooks run in autograd's threads, one of which may be the trainer's: one lock."""
 
@@ -115,8 +57,9 @@ class Overlap:
         self._updates = updates  # update_in_backward
         self._owner = weakref.proxy(owner)  # no cycle, so that an optimizer's hooks go when it is dropped
         self._passes = passes
-        self._watches: dict[torch.Tensor, _Watch] = {}
-        self._windows: dict[int, _Window] = {}
+        self._watches: dict[torch.Tensor, Watch] = {}
+        self._windows: dict[int, Window] = {}
+        self._attached: set[torch.Tensor] = set()  # parameters that DDP reduces
         self._holds = 0  # no_sync() entered and not left
         self._held = False  # was it used in this window?
         self._lock = threading.RLock()
@@ -139,11 +82,15 @@ class Overlap:
                 if param.requires_grad and param not in self._watches:
                     self._watches[param] = self._hooked(param)
 
-    def _hooked(self, param: Any) -> _Watch:  # torch's hooks have no types
+    def attach(self, params: Iterable[torch.Tensor]) -> None:
+        """From now on the gradients of these are taken by arrived()."""
+        self._attached.update(params)
+
+    def _hooked(self, param: Any) -> Watch:  # torch's hooks have no types
         node, before = self._before(param)
         # Weak, since autograd's lists of hooks would keep all of it for as long as the parameter lives.
         after = param.register_post_accumulate_grad_hook(functools.partial(_take, weakref.ref(self)))
-        return _Watch(param, node, _kind(param), [before, after])
+        return Watch(param, node, _kind(param), [before, after])
 
     def _before(self, param: torch.Tensor) -> tuple[Any, Any]:
         """The parameter's AccumulateGrad and a hook on it."""
@@ -151,7 +98,7 @@ class Overlap:
         # Not a hook of the tensor: those run for torch.autograd.grad() too, which leaves .grad alone.
         return node, node.register_prehook(functools.partial(_lift, weakref.ref(self), weakref.ref(param)))
 
-    def _follow(self, watch: _Watch) -> None:
+    def _follow(self, watch: Watch) -> None:
         """Puts the hook on another AccumulateGrad where there is one. The other hook is the parameter's own."""
         kind = _kind(watch.param)
         if watch.kind != kind:
@@ -176,6 +123,9 @@ class Overlap:
         grad = param.grad
         if watch is None or not isinstance(grad, Taken):
             return
+        if param in self._attached and not grad.used:
+            self._put_back(watch, grad)
+            return
         watch.lifted = grad
         param.grad = None
 
@@ -186,6 +136,11 @@ class Overlap:
             self._follow(watch)
         if watch is None or param.grad is None or not _shards.local(param).numel():
             return
+        if param in self._attached:
+            self._owner._refuse_stale(param)
+            watch.here = True
+            return
+        self._owner._refuse_unreduced(param)
         if watch.lifted is not None and watch.lifted.used:
             # Added to a gradient that is gone. Fine if zero_grad() drops it, as in a GAN's loop; else step() raises.
             param.grad, watch.lifted = watch.lifted, None
@@ -205,37 +160,117 @@ class Overlap:
             if window.part is not None:
                 window.late = member.name
                 param.grad, watch.lifted = watch.taken, None
-                raise RuntimeError(_late(window.late))
+                raise RuntimeError(late_text(window.late))
             if window.submitted:
                 self._lane.drain()
                 self._take_back(window)
-            self._write(pack, member, add=watch.lifted is not None)
-            if watch.taken is None or watch.taken.dtype_of != param.grad.dtype:
-                watch.taken = Taken.of(param.grad, member.name)
-            watch.taken.used = False
-            param.grad = watch.taken
-            watch.lifted = None
+            self._write(pack, member, _shards.local_gradient(param).detach(), add=watch.lifted is not None)
+            param.grad, watch.lifted = self._stand_in(watch, param.grad, member.name), None
             if self._holds:
                 return
             watch.calls += 1
-            if window.waiting is not None and watch.calls == watch.usual:
-                window.waiting.discard(member.index)
-                if not window.waiting:
-                    self._send_early(window, [each for each in pack.members if is_taken(each.param.grad)])
+            if watch.calls == watch.usual:
+                self._had_its_calls(window, member)
 
-    def _write(self, pack: Pack, member: Member, add: bool = False) -> None:
-        grad = _shards.local_gradient(member.param).detach()
+    def _stand_in(self, watch: Watch, grad: torch.Tensor, name: str) -> Taken:
+        if watch.taken is None or watch.taken.dtype_of != grad.dtype:
+            watch.taken = Taken.of(grad, name)
+        watch.taken.used = False
+        return watch.taken
+
+    def _had_its_calls(self, window: Window, member: Member) -> None:
+        if window.waiting is None:
+            return
+        window.waiting.discard(member.index)
+        if not window.waiting:
+            self._send_early(window, [each for each in window.pack.members if is_in_slot(window, each)])
+
+    # ---- The same where DDP reduces gradients, in whatever thread it does
+
+    def arrived(self, param: torch.Tensor, grad: torch.Tensor) -> None:
+        """DDP has reduced a gradient, and will write it into .grad; `grad` keeps its values until the next pass.
+
+        What this rank had no gradient of in the pass is left to step(): only then it is known whether another one had.
+        """
+        watch = self._watches.get(param)
+        if watch is None or not watch.here or watch.lifted is not None:
+            return
+        self._owner._check_open()
+        with self._lock:
+            watch.here = False
+            watch.calls += not self._holds
+            place = self._owner._places.get(param)
+            if place is None:  # another rank's (shard_group), or not registered yet
+                return
+            pack, member = place[0], place[0].members[place[1]]
+            if self._holds or watch.calls != watch.usual:
+                if id(pack) in self._windows:
+                    self._windows[id(pack)].arrived.discard(member.index)
+                return
+            window = self._window(pack)
+            if window.waiting is None:
+                return
+            _checks.gradient(param, member.name, pack.grad_dtype)
+            if window.submitted:
+                self._lane.drain()
+                self._take_back(window)
+            self._write(pack, member, grad)
+            window.arrived.add(member.index)
+            self._had_its_calls(window, member)
+
+    def ended(self, params: Iterable[torch.Tensor]) -> None:
+        """DDP has ended a backward pass and written .grad of these: those that are in slots are released."""
+        with self._lock:
+            for param in params:
+                watch, place = self._watches.get(param), self._owner._places.get(param)
+                if watch is None:
+                    continue
+                watch.here = False
+                if watch.lifted is not None:
+                    # Added to a gradient that is gone, as in _take().
+                    param.grad, watch.lifted = watch.lifted, None
+                    continue
+                window = None if place is None else self._windows.get(id(place[0]))
+                if place is None or window is None or place[1] not in window.arrived:
+                    continue
+                window.arrived.discard(place[1])
+                if param.grad is not None:
+                    param.grad = self._stand_in(watch, param.grad, place[0].members[place[1]].name)
+
+    def before_forward(self, params: Iterable[torch.Tensor]) -> None:
+        """Of a DDP model that looks for unused parameters: it would reduce their .grad too, whatever stands there."""
+        for param in params:
+            watch, place, grad = self._watches.get(param), self._owner._places.get(param), param.grad
+            if watch is None or place is None or not isinstance(grad, Taken) or grad.used:
+                continue
+            window = self._windows.get(id(place[0]))
+            if window is None or window.part is None:
+                self._put_back(watch, grad)
+
+    def _put_back(self, watch: Watch, taken: Taken) -> None:
+        """Another pass adds to a gradient that is in the slot: .grad gets it back, as if it had not been taken."""
+        with self._lock, torch.no_grad():
+            pack, member = self._owner._place_of(watch.param)
+            window = self._window(pack)
+            if window.part is not None:
+                window.late = member.name
+                raise RuntimeError(late_text(window.late))
+            self._lane.drain()
+            self._take_back(window)
+            watch.param.grad = torch.empty_like(watch.param, dtype=taken.dtype_of).copy_(member.grad)
+
+    def _write(self, pack: Pack, member: Member, grad: torch.Tensor, add: bool = False) -> None:
         nbytes = grad.numel() * grad.element_size()
-        if grad.device.type == "cpu" and nbytes >= _LANE_BYTES:
+        if grad.device.type == "cpu" and nbytes >= _LANE_BYTES and pack.device is None:
             self._lane.put(nbytes, pack.write_gradient, member, grad, add, True)
         else:
             pack.write_gradient(member, grad, add)
 
-    def _window(self, pack: Pack) -> _Window:
+    def _window(self, pack: Pack) -> Window:
         window = self._windows.get(id(pack))
         if window is None:
             self._owner._settle(pack)  # what the last step handed out is in the slot until it was copied
-            window = self._windows[id(pack)] = _Window(pack, self._expected(pack))
+            window = self._windows[id(pack)] = Window(pack, self._expected(pack))
         return window
 
     def _expected(self, pack: Pack) -> Optional[set[int]]:
@@ -250,41 +285,48 @@ class Overlap:
                 expected.add(member.index)
         return expected
 
-    def _send_early(self, window: _Window, taken: Sequence[Member]) -> None:
-        if self._updates and all(self._is_complete(member.param) for member in window.pack.members):
+    def _send_early(self, window: Window, taken: Sequence[Member]) -> None:
+        if window.pack.device is not None:  # its streams wait for each other
+            window.submitted = True
+            self._submit(window, taken)
+        if self._updates and all(self._is_complete(window, member) for member in window.pack.members):
             window.part = self._owner._early_part(window.pack, taken)
             window.submitted = True
             self._lane.put(0, self._update, window)
-        else:
+        elif not window.submitted:
             window.submitted = True
             self._lane.put(0, self._submit, window, taken)
         self._left_early += 1
 
-    def _is_complete(self, param: torch.Tensor) -> bool:
+    def _is_complete(self, window: Window, member: Member) -> bool:
         """Whether what is in the slot, or not, is all that this parameter's gradient will be, if it is called as usual.
 
         One that was never called may be called once, and a gradient that somebody assigned may be changed.
         """
+        param = member.param
         grad, watch = param.grad, self._watches.get(param)
-        if grad is not None and not (isinstance(grad, Taken) and not grad.used):
+        if member.index not in window.arrived and grad is not None and not (isinstance(grad, Taken) and not grad.used):
             return False
         return not param.requires_grad or (watch is not None and bool(watch.usual))
 
-    def _update(self, window: _Window) -> None:
+    def _update(self, window: Window) -> None:
         part = window.part
         assert part is not None
-        self._submit(window, part.members)
+        if window.request is None:
+            self._submit(window, part.members)
+        else:
+            window.request.result()  # by a stream: an update cannot be submitted before
         part.gradient = window.request
         for member in part.members:  # while the daemon reads the gradient
             part.pack.reload_masters(member)
         part.submit_update(self._owner._apply_nonfinite)
 
-    def _submit(self, window: _Window, members: Sequence[Member]) -> None:
+    def _submit(self, window: Window, members: Sequence[Member]) -> None:
         window.submitted = True
         window.of = frozenset(member.index for member in members)
         window.request = window.pack.submit(members)
 
-    def _take_back(self, window: _Window) -> None:
+    def _take_back(self, window: Window) -> None:
         """Makes the slot ours again, with the gradient that is in it."""
         if not window.submitted:
             return
@@ -301,7 +343,7 @@ class Overlap:
             self._lane.drain()
         return {id(window.part.pack): window.part for window in self._updated_windows() if window.part is not None}
 
-    def _updated_windows(self) -> list[_Window]:
+    def _updated_windows(self) -> list[Window]:
         for window in self._windows.values():
             part = window.part
             if part is not None and part.update is None and not part.is_applied():
@@ -329,7 +371,7 @@ class Overlap:
         window = self._windows[id(part.pack)]
         key = part.pack.subgroup.key
         if window.late is not None:
-            raise RuntimeError(_late(window.late) + ", and load_state_dict() goes back to a saved state")
+            raise RuntimeError(late_text(window.late) + ", and load_state_dict() goes back to a saved state")
         left = set() if now is None else {m.index for m in now.members if is_taken(m.param.grad)}
         if now is None or len(left) != len(now.members) or left != {member.index for member in part.members}:
             if not part.is_applied():
@@ -401,7 +443,7 @@ class Overlap:
 
     def submit(self, pack: Pack, members: Sequence[Member]) -> Request[GradInfo]:
         """The request of the gradients of `members`: that of the backward pass if it has just these."""
-        window = self._windows.setdefault(id(pack), _Window(pack, None))
+        window = self._windows.setdefault(id(pack), Window(pack, None))
         outside = [member for member in members if not is_taken(member.param.grad)]
         if outside or window.request is None or window.of != {member.index for member in members}:
             self._take_back(window)
@@ -431,7 +473,7 @@ class Overlap:
             self._held = self._holds > 0
             self.sent_in_backward, self._left_early = self._left_early, 0
 
-    def _learn(self, watch: _Watch) -> None:
+    def _learn(self, watch: Watch) -> None:
         calls, watch.calls = watch.calls, 0
         if not calls:
             if watch.last is None:
@@ -455,7 +497,7 @@ class Overlap:
             self._held = self._holds > 0
             self._left_early = 0
             for watch in self._watches.values():
-                watch.lifted, watch.calls = None, 0
+                watch.lifted, watch.calls, watch.here = None, 0, False
                 if is_taken(watch.param.grad):
                     watch.param.grad = None if set_to_none else torch.zeros_like(watch.param)
 
@@ -472,26 +514,18 @@ def _take(overlap: weakref.ref[Overlap], param: torch.Tensor) -> None:
         me._take(param)
 
 
-def _late(name: str) -> str:
-    return (
-        f"parameter {name} has another gradient after the backward pass had updated its subgroup "
-        "(update_in_backward=True), and that cannot be added any more: say gradient_accumulation_steps=, make all "
-        "passes of a step but the last under no_sync(), or use overlap=True alone"
-    )
-
-
 def _kind(param: torch.Tensor) -> tuple[torch.device, torch.dtype]:
     return param.device, param.dtype
 
 
-def _release(watch: _Watch) -> None:
+def _release(watch: Watch) -> None:
     for handle in watch.handles:
         handle.remove()
     if is_taken(watch.param.grad):
         watch.param.grad = None
 
 
-def _release_all(watches: dict[torch.Tensor, _Watch]) -> None:
+def _release_all(watches: dict[torch.Tensor, Watch]) -> None:
     for watch in watches.values():
         _release(watch)
     watches.clear()

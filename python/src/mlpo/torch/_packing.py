@@ -20,7 +20,7 @@ class Named:
 
 def packs(params: Sequence[Named], subgroup_elements: int) -> Iterator[list[Named]]:
     """Cuts the parameters of one param group into subgroups of at most `subgroup_elements` elements, of one type and
-    one layout on the mesh, since the daemon's statistics are of a whole subgroup.
+    one layout on the mesh, since the daemon's statistics are of a whole subgroup, and of one device, whose streams copy.
 
     Keeps their order within a type. A larger parameter is alone in its subgroup; empty ones are in none, since there
     is nothing to keep for them.
@@ -28,7 +28,8 @@ def packs(params: Sequence[Named], subgroup_elements: int) -> Iterator[list[Name
     alike: dict[Any, list[Named]] = {}
     for item in params:
         if _shards.local(item.param).numel():
-            alike.setdefault((item.param.dtype, _shards.sharding(item.param)), []).append(item)
+            kind = (item.param.dtype, item.param.device, _shards.sharding(item.param))
+            alike.setdefault(kind, []).append(item)
     for items in alike.values():
         pack: list[Named] = []
         elements = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, Iterable, Optional
+from typing import Any, Iterable, Optional, Sequence
 
 import torch
 
@@ -116,10 +116,17 @@ class Ranks:
 
 def all_reduced(value: float, how: str, group: Any, device_type: Optional[str] = None) -> float:
     """`value` summed ("sum") or its largest or smallest ("max", "min") over a process group. Collective."""
+    return all_reduced_together([value], how, group, device_type)[0]
+
+
+def all_reduced_together(
+    values: Sequence[float], how: str, group: Any, device_type: Optional[str] = None
+) -> list[float]:
+    """As all_reduced(), each of several values, at once. Collective."""
     import torch.distributed as dist
 
     if device_type is None:
         device_type = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    tensor = torch.tensor(value, dtype=torch.float64, device=device_type)
+    tensor = torch.tensor(list(values), dtype=torch.float64, device=device_type)
     dist.all_reduce(tensor, getattr(dist.ReduceOp, how.upper()), group)
-    return float(tensor.item())
+    return [float(value) for value in tensor.tolist()]

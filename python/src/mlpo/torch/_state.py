@@ -22,11 +22,27 @@ def step_tensor(step: int) -> torch.Tensor:
     return torch.tensor(float(step), dtype=torch.float32)
 
 
+class Outline(torch.Tensor):
+    """A tensor without memory, for what is in the daemon. Moving it to a device leaves it as it is: trainers move all
+    that an optimizer's `state` has (Lightning at the end of a fit)."""
+
+    _MOVES = (torch.Tensor.to, torch.Tensor.cpu, torch.Tensor.cuda, torch.Tensor.pin_memory)
+
+    @staticmethod
+    def of(shape: torch.Size) -> Outline:
+        return torch.empty(shape, dtype=torch.float32, device="meta").as_subclass(Outline)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls._MOVES and type(args[0]) is Outline:
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 def outline(param: torch.Tensor, step: torch.Tensor) -> dict[str, Any]:
     """What an optimizer's `state` has of a parameter: its step, and under the names of what is in the daemon tensors
     without memory. torch's flattened state dicts go by these names."""
-    shape = param.shape
-    return {"step": step, **{name: torch.empty(shape, dtype=torch.float32, device="meta") for name in _names(param)}}
+    return {"step": step, **{name: Outline.of(param.shape) for name in _names(param)}}
 
 
 def empty_moments(param: torch.Tensor) -> dict[str, Any]:

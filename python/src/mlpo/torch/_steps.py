@@ -7,6 +7,10 @@ or ended partly done.
 
 With update_in_backward=True some parts of a step are past that point before the step exists (Part.early): its end can
 only be that they are finished, whatever becomes of the others.
+
+To parameters on a device a stream brings new values as soon as their update has ended (Part.fetched), and with
+step(wait=False) it is a stream, too, that waits for them where they are used (hand_over()). That an update has failed,
+so that they got none, is then found by whoever needs the slot or the next step, and no gradient is sent before.
 """
 
 from __future__ import annotations
@@ -25,6 +29,9 @@ from ._checks import Hyper
 from ._seal import same, seal
 from ._state import outline
 
+_USED_OLD = (
+    "what the forward pass has used since are the parameters before this update: call zero_grad() and make it again"
+)
 _TURN_S = 0.001  # how often to look whether an update whose request is lost has ended
 
 
@@ -44,10 +51,75 @@ class Part:
     ended: bool = False
     versions: Optional[list[int]] = None  # of the members' tensors, if the trainer goes on before the update has ended
     untouched: Optional[list[Member]] = None  # by the trainer: decided before the first copy, which moves versions too
+    fetched: Optional[list[int]] = None  # versions of `untouched` when a stream was told to bring their new values
+    late: Optional[list[Member]] = None  # of these, written to since
+    handed_over: bool = False  # the trainer's stream waits for these; whether the update has succeeded is not known
 
     def submit_update(self, apply_nonfinite: bool) -> None:
         """Submits the update, or finds that it has ended well already."""
         self.update = _submit(self, apply_nonfinite)
+
+    def fetch(self) -> None:
+        """Has new values brought by a stream, if one can wait for them. The update is under way, or has ended."""
+        if self.pack.can_fetch:
+            self._look_at_members()
+            assert self.untouched is not None
+            versions = [member.param._version for member in self.untouched]
+            if self.pack.fetch(self.untouched):
+                self.fetched = versions
+
+    def hand_over(self) -> Optional[str]:
+        """Parameters have their new values for what the current stream does from here on, by a stream or because the
+        update has ended. What to raise if the trainer has written to one since the step."""
+        if self.handed_over:
+            if self.fetched is not None:
+                self.pack.let_stream_wait()  # it may be another one
+            return None
+        self._look_at_members()
+        assert self.untouched is not None
+        if self.fetched is None:
+            self.pack.write_back(self.untouched)
+        else:
+            if self.late is None:  # before versions are moved, since an interrupt may have this repeated
+                found = zip(self.untouched, self.fetched)
+                self.late = [member for member, version in found if member.param._version != version]
+            self.pack.use_fetched(self.untouched)
+            for member in self.late:
+                member.seal = None  # masters follow it, whichever of the two it holds
+        self.handed_over = True
+        kept = {member.index for member in self.untouched}
+        return self._written_to([member for member in self.members if member.index not in kept], self.late or [])
+
+    def forget_update(self) -> None:
+        """It has failed: nothing was brought, and it is to be submitted again."""
+        if self.fetched is not None and self.versions is not None:
+            self.untouched = None  # the trainer goes on, and may have written to some
+        if self.handed_over:
+            self.versions = None  # moved by that
+        self.update = self.fetched = self.late = None
+        self.handed_over = False
+
+    def _look_at_members(self) -> None:
+        """Decides which members get the update's value: those that the trainer has not written to."""
+        if self.untouched is not None:
+            return
+        if self.early:
+            self.untouched = [m for m in self.members if m.seal is not None and same(m.seal, seal(m.local))]
+        else:
+            versions = self.versions or [member.param._version for member in self.members]
+            self.untouched = [m for m, version in zip(self.members, versions) if m.param._version == version]
+
+    def _written_to(self, changed: Sequence[Member], late: Sequence[Member]) -> Optional[str]:
+        if not changed and not late:
+            return None
+        by, call = ("update_in_backward=True", "step()") if self.early else ("step(wait=False)", "wait()")
+        what = "what was written stays and will count, the update's value is lost"
+        if not changed:
+            what = "it holds what was written or the update's value, and that will count"
+        return (
+            f"parameter {[*changed, *late][0].name} was written to while its update by {by} was under way; {what}: "
+            f"call optimizer.{call} before changing parameters"
+        )
 
     def is_applied(self) -> bool:
         """Whether this is an early update that has changed anything, or may have. Waits for its end.
@@ -107,6 +179,10 @@ class Step:
         Waits for all updates, then raises the first failure; a repeated call goes on with those that failed.
         """
         self.finish_parts(self.parts, apply_nonfinite)
+        self.count(state)
+
+    def count(self, state: MutableMapping[Any, dict[str, Any]]) -> None:
+        """Moves the step counts."""
         for param, count in self.counts.items():
             if param in state:
                 state[param]["step"] = count
@@ -145,7 +221,30 @@ class Step:
                 else:
                     if part.update is None:
                         _end(part)
+            if not part.ended and part.update is not None and part.fetched is None:
+                part.fetch()
         return failure
+
+    def make_ready(self, parts: Sequence[Part], apply_nonfinite: bool) -> None:
+        """Parameters of these have their new values for what the trainer does next; see Part.hand_over(). Waits for the
+        updates of those that no stream brings, and raises as finish_parts()."""
+        for part in parts:
+            text = None if part.fetched is None else part.hand_over()
+            if text is not None:
+                raise RuntimeError(text)
+        rest = [part for part in parts if part.fetched is None]
+        if rest:
+            self.finish_parts(rest, apply_nonfinite)
+
+    def end_arrived(self) -> None:
+        """Ends parts that were handed over and whose updates are known to have ended well, up to the first that is not.
+        Never waits; one that has failed is left to who needs to know."""
+        for part in self.parts:
+            if part.ended:
+                continue
+            if not part.handed_over or part.update is None or not part.update.done() or part.update.exception():
+                return
+            _end(part)
 
     def wait_for(self, parts: Sequence[Part]) -> Optional[MlpoError]:
         """Waits for the updates that are under way and copies parameters back as they arrive; the first failure."""
@@ -155,10 +254,15 @@ class Step:
             for update in wait_any(list(waiting)):
                 part = waiting.pop(update)
                 found = update.exception()
-                if found is None or _has_moved(part):
+                if found is None:
+                    _end(part)
+                elif _has_moved(part):  # by an update whose request was lost: nothing was fetched behind that
+                    part.fetched, part.handed_over = None, False
                     _end(part)
                 else:
-                    part.update = None
+                    if part.handed_over:
+                        found.strerror = f"{found.strerror}; {_USED_OLD}"
+                    part.forget_update()
                     failure = failure or found
         return failure
 
@@ -175,22 +279,10 @@ class Step:
 
 
 def _end(part: Part) -> None:
-    if part.untouched is None:
-        if part.early:
-            part.untouched = [m for m in part.members if m.seal is not None and same(m.seal, seal(m.local))]
-        else:
-            versions = part.versions or [member.param._version for member in part.members]
-            part.untouched = [m for m, version in zip(part.members, versions) if m.param._version == version]
-    part.pack.write_back(part.untouched)
+    text = part.hand_over()
     part.ended = True
-    chosen = {member.index for member in part.untouched}
-    changed = [member for member in part.members if member.index not in chosen]
-    if changed:
-        by, call = ("update_in_backward=True", "step()") if part.early else ("step(wait=False)", "wait()")
-        raise RuntimeError(
-            f"parameter {changed[0].name} was written to while its update by {by} was under way; what was written "
-            f"stays and will count, the update's value is lost: call optimizer.{call} before changing parameters"
-        )
+    if text is not None:
+        raise RuntimeError(text)
 
 
 def _submit(part: Part, apply_nonfinite: bool) -> Optional[Request[int]]:
@@ -203,6 +295,7 @@ def _submit(part: Part, apply_nonfinite: bool) -> Optional[Request[int]]:
         try:
             return subgroup.submit_update(
                 hyper.lr, hyper.betas, hyper.eps, hyper.weight_decay, part.grad_scale,
+                mode=hyper.mode, bias_correction=hyper.bias_correction,
                 apply_nonfinite=apply_nonfinite, priority=part.priority,
             )  # fmt: skip
         except MlpoError as error:
