@@ -37,7 +37,7 @@ class Size:
 
 
 FULL = Size("full", 64, 7, 3, 5)
-QUICK = Size("quick", 16, 2, 1, 4, ("policies", "scheduler", "turns"))
+QUICK = Size("quick", 16, 1, 1, 4, ("jitter", "policies", "integrity", "scaling", "scheduler", "turns"))
 TINY = Size("tiny", 2, 1, 1, 4)  # shows that everything runs, and nothing else
 SIZES = {size.name: size for size in (FULL, QUICK, TINY)}
 

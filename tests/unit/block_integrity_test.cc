@@ -247,6 +247,15 @@ TEST_CASE("BlockIntegrity.AWrongPieceThatIsWrittenOverIsRight") {
   CheckState(tier, model);
   tier.Settle();
   CHECK(tier.path().checksum_mismatches == 0);
+  // Which blocks are still in the pool depends on what the disk did first: those of others take the place of this one.
+  BlockTier::Floats parts;
+  for (int round = 0; block.extent.path == kNone && round < 10; ++round) {
+    for (uint64_t i = 1; i < kBlocks; ++i) {
+      const uint64_t other = (block.index + i) % kBlocks * kBlock;
+      REQUIRE(tier.ReadState(1, other, 1, &parts).failure.status == 0);
+    }
+    tier.Settle();
+  }
   REQUIRE(block.extent.path != kNone);
   std::vector<char> padding(kPartBytes - kDataEnd, 1);
   const int fd = ::open(tier.StateFile().c_str(), O_RDONLY | O_CLOEXEC);
